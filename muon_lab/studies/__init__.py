@@ -1,0 +1,1 @@
+"""One question a module: axes in, one row out."""
