@@ -1,0 +1,57 @@
+"""Who holds what: the placement of a matrix on ranks, as pure data."""
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A matrix cut along one of its two axes.
+
+    Parameters
+    ----------
+    dim : {0, 1}
+        The partitioned axis: 0 cuts rows (column-parallel layers, ``(out, in)``), 1 cuts columns (row-parallel).
+    sizes : tuple of int
+        How many rows or columns each rank holds, in rank order; zero is allowed.
+
+    Raises
+    ------
+    ValueError
+        For another axis, no rank at all, or a negative size.
+
+    Examples
+    --------
+    >>> even(18, 8, dim=0)
+    Placement(dim=0, sizes=(3, 3, 2, 2, 2, 2, 2, 2))
+    >>> even(2, 4, dim=1).slices()
+    ((0, 1), (1, 2), (2, 2), (2, 2))
+    """
+
+    dim: int
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.dim not in (0, 1):
+            raise ValueError(f"dim of a placement must be 0 (rows) or 1 (columns), not {self.dim!r}")
+        if not self.sizes or min(self.sizes) < 0:
+            raise ValueError(f"sizes of a placement must be one non-negative length a rank, not {self.sizes!r}")
+
+    def slices(self) -> tuple[tuple[int, int], ...]:
+        """Return the first index and the one past the last of every rank."""
+        ends = tuple(accumulate(self.sizes))
+        return tuple(zip((0, *ends[:-1]), ends, strict=True))
+
+
+def even(length: int, tp: int, dim: int) -> Placement:
+    """Cut an axis as evenly as it goes: the first ``length % tp`` ranks hold one more.
+
+    Raises
+    ------
+    ValueError
+        If tp is below 1.
+    """
+    if tp < 1:
+        raise ValueError(f"tp, the number of tensor-parallel ranks, must be at least 1, not {tp!r}")
+    share, rest = divmod(length, tp)
+    return Placement(dim, tuple(share + (rank < rest) for rank in range(tp)))

@@ -1,0 +1,154 @@
+r"""The one iteration engine: an odd polynomial schedule, applied to a matrix through its Gram matrix.
+
+.. math:: A = X X^T, \qquad X \leftarrow a X + (b A + c A^2) X
+
+with X wide (m ≤ n) and divided by its Frobenius norm at the start. A new coefficient set is a `Schedule`, a new number
+format an `Arithmetic`, a new layout a function from orthogonalizer to orthogonalizer: this loop stays the only one.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from muon_lab.arithmetic import Arithmetic, Exact, unit
+from muon_lab.polar.schedules import Schedule, ScheduleWarning
+
+Orthogonalizer = Callable[[Float[Tensor, "*batch m n"]], Float[Tensor, "*batch m n"]]
+
+
+def newton_schulz(schedule: Schedule, arithmetic: Arithmetic = Exact()) -> Orthogonalizer:  # noqa: B008 (a value)
+    r"""Return the orthogonalizer that applies a schedule in an arithmetic.
+
+    The result of :math:`G = U \Sigma V^T` is :math:`U p(\Sigma / \|\Sigma\|) V^T`, an approximation of the polar factor
+    :math:`U V^T`. It does not depend on the scale of G (entries from 1e-30 to 1e30 in float32), zero gives zero, null
+    directions stay null, and a transposed, strided or expanded input gives the same bits.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        From `schedules.get`, or your own.
+    arithmetic : Arithmetic
+        How numbers are kept and multiplied; `Exact` by default.
+
+    Returns
+    -------
+    callable
+        From a matrix ``(*batch, m, n)`` of any floating dtype to a new one of the same shape and dtype. Every matrix of
+        a batch is normalised and iterated on its own. The input is never changed.
+
+    Raises
+    ------
+    ValueError
+        When called with fewer than two axes, with a dtype that is not real floating point, or with entries that are not
+        finite.
+
+    Warns
+    -----
+    ScheduleWarning
+        If a matrix is so close to rank 1 that the schedule turns its leading direction around (`aol`).
+
+    References
+    ----------
+    K. Jordan et al., *Muon: An optimizer for hidden layers in neural networks*, 2024.
+    N. J. Higham, *Functions of Matrices*, SIAM 2008, section 8.3.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from muon_lab import polar
+    >>> orthogonalize = polar.newton_schulz(polar.schedules.get("polar_express"))
+    >>> G = torch.tensor([[2.0, 0.0, 0.0], [0.0, 0.5, 0.0]])
+    >>> orthogonalize(G).round(decimals=3)
+    tensor([[1., 0., 0.],
+            [0., 1., 0.]])
+    """
+    run = iterates(schedule, arithmetic)
+
+    def orthogonalize(G: Tensor) -> Float[Tensor, "*batch m n"]:
+        for X in run(G):
+            last = X
+        return last.to(G.dtype).contiguous()
+
+    return orthogonalize
+
+
+def iterates(
+    schedule: Schedule,
+    arithmetic: Arithmetic = Exact(),  # noqa: B008 (a value)
+) -> Callable[[Float[Tensor, "*batch m n"]], Iterator[Float[Tensor, "*batch m n"]]]:
+    """Return the map from a matrix to its iterates: the normalised matrix, then one more after each step.
+
+    The iterates are in the arithmetic's own dtype. For the step at which something happens, and for nothing else:
+    the last one is what `newton_schulz` returns.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from muon_lab import polar
+    >>> [round(float(X), 4) for X in polar.iterates(polar.schedules.get("simple", 3))(torch.tensor([[-7.0]]))]
+    [-1.0, -0.701, -1.1136, -0.7207]
+    """
+
+    def run(G: Tensor) -> Iterator[Float[Tensor, "*batch m n"]]:
+        check(G)
+        if G.numel() == 0:
+            yield torch.zeros_like(G)
+            return
+        tall = G.shape[-2] > G.shape[-1]
+        X = G.mT if tall else G
+        X = X.reshape(-1, *X.shape[-2:]) if X.ndim > 3 else X
+        norm = arithmetic.norm(X)
+        if not torch.isfinite(norm).all():
+            raise not_finite(G)
+        X = arithmetic.store(unit(X, norm).contiguous())
+        yield _as(X, G, tall)
+        for step, (a, b, c) in enumerate(schedule.coefficients):
+            A = arithmetic.gram(X)
+            if step == 0 and schedule.headroom < 1:
+                _warn_beyond_headroom(A, schedule)
+            if c:
+                X = arithmetic.matmul(arithmetic.square(A, alpha=c, beta=b), X, beta=a, C=X)
+            else:
+                X = arithmetic.matmul(A, X, alpha=b, beta=a, C=X)
+            yield _as(X, G, tall)
+
+    return run
+
+
+def _as(X: Float[Tensor, "*flat p q"], G: Float[Tensor, "*batch m n"], tall: bool) -> Float[Tensor, "*batch m n"]:
+    """Return a working matrix in the orientation and with the batch axes of the input."""
+    return (X.mT if tall else X).reshape(G.shape)
+
+
+def check(G: Tensor) -> None:
+    """Raise ``ValueError`` unless G has the axes and the dtype of a matrix that can be orthogonalized."""
+    if G.ndim < 2:
+        raise ValueError(f"the matrix to orthogonalize needs at least 2 axes, but has shape {tuple(G.shape)}")
+    if not G.is_floating_point():
+        raise ValueError(f"the matrix to orthogonalize must be real floating point, but is {G.dtype}")
+
+
+def not_finite(G: Tensor) -> ValueError:
+    """Return the error that says how many entries of G are not finite."""
+    bad = int((~torch.isfinite(G)).sum())
+    return ValueError(f"the matrix to orthogonalize must be finite, but {bad} of its {G.numel()} entries are not")
+
+
+def _warn_beyond_headroom(A: Float[Tensor, "*batch m m"], schedule: Schedule) -> None:
+    r"""Warn if a leading singular value lies where the schedule's image is negative.
+
+    A is the Gram matrix of the normalised input. As :math:`\sigma_1^2 \le \|A\|_F`, most inputs are cleared without an
+    eigenvalue.
+    """
+    limit = schedule.headroom**2
+    suspects = A[torch.linalg.matrix_norm(A.float()) > limit] if A.ndim == 3 else A
+    if suspects.numel() and (torch.linalg.matrix_norm(suspects.float(), 2) > limit).any():
+        warnings.warn(
+            f"schedule {schedule.name!r} turns the leading singular direction around: it holds more than "
+            f"{schedule.headroom:.4f} of the Frobenius norm (nearly rank 1), where the schedule's image is negative",
+            ScheduleWarning,
+            stacklevel=4,
+        )

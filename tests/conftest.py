@@ -1,0 +1,27 @@
+"""Strictness for every test: shapes are checked at run time, and global random generators must not move."""
+
+from importlib.util import find_spec
+
+import hypothesis
+import numpy as np
+import pytest
+
+if find_spec("beartype"):  # absent on a bare GPU machine
+    from jaxtyping import install_import_hook
+
+    install_import_hook("muon_lab", "beartype.beartype")
+
+hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, max_examples=25, database=None)
+hypothesis.settings.load_profile("ci")
+
+
+@pytest.fixture(autouse=True)
+def no_ambient_randomness():
+    """Fail a test in which a global generator of torch or NumPy moved."""
+    import torch
+
+    before = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002 (the guard itself)
+    yield
+    after = torch.random.get_rng_state(), np.random.get_state()[1]  # noqa: NPY002
+    assert torch.equal(before[0], after[0]), "torch's global generator moved"
+    assert np.array_equal(before[1], after[1]), "NumPy's global generator moved"

@@ -1,0 +1,47 @@
+"""The SVD orthogonalizer is the polar factor where it is unique, and decided where it isn't."""
+
+import numpy as np
+import pytest
+import torch
+from cases import SHAPES, distance, polar_factor, with_singular_values
+
+from muon_lab import polar
+
+EPS64 = float(np.finfo(np.float64).eps)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_full_rank_gives_the_polar_factor(shape):
+    G = np.random.default_rng(5).standard_normal(shape)
+    condition = np.linalg.cond(G)
+    assert distance(polar.svd()(torch.tensor(G)), polar_factor(G)) < 10 * condition * EPS64
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_null_space_stays_empty(rank):
+    sigma = np.r_[np.geomspace(1, 0.1, rank), np.zeros(5 - rank)]
+    G = with_singular_values(5, 8, sigma, seed=2)
+    s = np.linalg.svd(polar.svd()(torch.tensor(G)).numpy(), compute_uv=False)
+    assert s == pytest.approx(np.r_[np.ones(rank), np.zeros(5 - rank)], abs=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_scale_does_not_matter_in_float32(scale):
+    G = with_singular_values(6, 9, np.geomspace(1, 0.1, 6), seed=4)
+    X = polar.svd()(torch.tensor(G * scale, dtype=torch.float32))
+    assert distance(X, polar_factor(G)) < 100 * np.finfo(np.float32).eps
+
+
+def test_repeated_singular_values_are_no_obstacle():
+    H = np.array([[1.0]])
+    for _ in range(3):
+        H = np.block([[H, H], [H, -H]])
+    assert np.abs(polar.svd()(torch.tensor(3.7 * H)).numpy() - H / np.sqrt(8)).max() < 1e-12
+
+
+def test_batch_members_are_independent():
+    G = torch.randn(3, 4, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    G[1] = 0
+    X = polar.svd()(G)
+    assert not X[1].any()
+    assert torch.allclose(X[2], polar.svd()(G[2]), rtol=0, atol=1e-13)

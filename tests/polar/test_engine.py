@@ -1,0 +1,228 @@
+"""The iteration engine against the exact result of its schedule, and against published software."""
+
+import json
+import math
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cases import SHAPES, distance, through_svd, with_singular_values
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muon_lab import polar
+from muon_lab.arithmetic import Exact
+from muon_lab.polar import schedules
+from muon_lab.polar.schedules import ScheduleWarning
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+EPS32 = float(np.finfo(np.float32).eps)
+EPS64 = float(np.finfo(np.float64).eps)
+
+
+def run(G, name="simple", steps=None, arithmetic=Exact(), dtype=torch.float64):  # noqa: B008 (a value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ScheduleWarning)
+        schedule = schedules.get(name, steps)
+    return polar.newton_schulz(schedule, arithmetic)(torch.as_tensor(np.asarray(G), dtype=dtype))
+
+
+# --- reduces to -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", schedules.known())
+def test_one_by_one_is_the_scalar_map_at_one(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ScheduleWarning)  # aol turns 1 around, and says so
+        assert run([[-3.0]], name).item() == pytest.approx(-schedules.get(name).map(1.0), rel=1e-12)
+
+
+@pytest.mark.parametrize("n", [64, 256])
+def test_orthogonal_input_gives_phi_of_one_over_root_n(n):
+    Q = with_singular_values(n, n, np.ones(n), seed=1)
+    expected = schedules.get("simple").map(1 / math.sqrt(n))
+    assert expected == pytest.approx({64: 0.688, 256: 1.071}[n], abs=1e-3)
+    assert distance(run(Q), expected * Q) < 100 * EPS64
+
+
+def test_diagonal_input_is_the_scalar_map_entry_by_entry():
+    d = np.array([5.0, 2.0, 0.5])
+    image = schedules.get("quintic").map(d / np.linalg.norm(d))
+    assert np.allclose(run(np.diag(d), "quintic").numpy(), np.diag(image), rtol=0, atol=100 * EPS64)
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0), (0, 0), (3, 0, 5), (0, 2, 2)])
+def test_empty_gives_empty(shape):
+    assert run(np.zeros(shape)).shape == shape
+
+
+# --- matches the oracle -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", schedules.known())
+def test_float64_equals_the_schedule_through_an_svd(name, shape):
+    G = np.random.default_rng(3).standard_normal(shape)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ScheduleWarning)  # one-row matrices are of rank 1
+        X = run(G, name)
+    schedule = schedules.get(name)
+    # each step rounds its products; an error made early grows with the slope of the steps after it
+    assert distance(X, through_svd(G, schedule.map)) < 10 * schedule.slope * EPS64
+
+
+@pytest.mark.parametrize("row", json.loads((GOLDEN / "newton_schulz.json").read_text())["rows"], ids=lambda r: r["key"])
+def test_agrees_with_emerging_optimizers(row):
+    with np.load(GOLDEN / "newton_schulz.npz") as arrays:
+        G, expected = arrays[row["input"]], arrays[row["key"]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ScheduleWarning)
+        X = run(G, row["coefficients"], row["steps"])
+    assert distance(X, expected) < (1e-2 if row["coefficients"] == "cans" else 1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 2e-2), (torch.bfloat16, 6e-2)])
+@pytest.mark.parametrize("scale", [1.0, 1e7, 1e15])
+def test_half_precision_is_normalised_before_the_cast(dtype, tolerance, scale):
+    G = with_singular_values(16, 24, np.geomspace(1, 0.01, 16), seed=3) * scale
+    X = run(G, arithmetic=Exact(dtype), dtype=torch.float32)
+    assert X.dtype == torch.float32
+    assert torch.isfinite(X).all()
+    assert distance(X, through_svd(G, schedules.get("simple").map)) < tolerance
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_result_has_the_dtype_of_the_input(dtype):
+    G = torch.tensor([[3.0, 1.0, 0.0], [0.0, 2.0, 1.0]], dtype=dtype)
+    assert polar.newton_schulz(schedules.get("simple"))(G).dtype == dtype
+    assert polar.svd()(G).dtype == dtype
+
+
+# --- invariances ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exponent", [-140, -126, -100, -60, -1, 1, 60, 100, 120])
+def test_a_power_of_two_does_not_change_a_bit(exponent):
+    G = torch.tensor(np.random.default_rng(0).integers(-8, 9, (6, 10)), dtype=torch.float32)
+    scaled = torch.ldexp(G.double(), torch.tensor(exponent)).float()
+    assert torch.isfinite(scaled).all()
+    orthogonalize = polar.newton_schulz(schedules.get("quintic"))
+    assert torch.equal(orthogonalize(scaled), orthogonalize(G))
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-15, 1e-7, 1e7, 1e15, 1e30])
+@pytest.mark.parametrize("name", ["simple", "quintic", "polar_express", "deepseekv4"])
+def test_scale_does_not_matter_in_float32(name, scale):
+    G = with_singular_values(32, 48, np.geomspace(1, 0.05, 32), seed=1)
+    reference, X = run(G, name, dtype=torch.float32), run(G * scale, name, dtype=torch.float32)
+    assert distance(X, reference.double().numpy()) < 10 * schedules.get(name).slope * EPS32
+
+
+def test_the_norm_needs_no_double_copy_and_is_right_for_large_matrices():
+    X = torch.randn(2048, 2048, generator=torch.Generator().manual_seed(0))
+    assert float(Exact().norm(X)) == pytest.approx(float(np.linalg.norm(X.double().numpy())), rel=1e-6)
+
+
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(0, 2**31))
+def test_commutes_with_rotations_and_signs(m, n, seed):
+    rng = np.random.default_rng(seed)
+    G = rng.standard_normal((m, n))
+    Q, P = (np.linalg.qr(rng.standard_normal((k, k)))[0] for k in (m, n))
+    X = run(G, "taylor").numpy()
+    slope = schedules.get("taylor").slope
+    assert distance(run(Q @ G @ P, "taylor"), Q @ X @ P) < 100 * slope * EPS64
+    assert np.array_equal(run(-G, "taylor"), -X)
+    assert np.array_equal(run(G.T, "taylor"), X.T) or m == n
+    assert distance(run(G.T, "taylor"), X.T) < 100 * slope * EPS64
+
+
+def views(G):
+    big = torch.zeros(2 * G.shape[0], 2 * G.shape[1], dtype=G.dtype)
+    big[1::2, 1::2] = G
+    yield G.mT.contiguous().mT
+    yield big[1::2, 1::2]
+    yield torch.stack([G, G], -1)[..., 1]
+
+
+@pytest.mark.parametrize("shape", [(4, 13), (13, 4), (6, 6)])
+@pytest.mark.parametrize("method", ["newton_schulz", "svd"])
+def test_strides_do_not_matter_and_nothing_is_written_through_a_view(shape, method):
+    orthogonalize = polar.svd() if method == "svd" else polar.newton_schulz(schedules.get("simple"))
+    G = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    expected = orthogonalize(G.clone())
+    for view in views(G):
+        before = view.clone()
+        assert torch.allclose(orthogonalize(view), expected, rtol=0, atol=1e-6)
+        assert torch.equal(view, before)
+    expanded = torch.randn(1, 5, generator=torch.Generator().manual_seed(2)).expand(3, 5)
+    assert torch.allclose(orthogonalize(expanded), orthogonalize(expanded.clone()), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("batch", [(3,), (2, 3), (2, 1, 2)])
+@pytest.mark.parametrize("shape", [(4, 9), (9, 4), (5, 5)])
+def test_a_batch_is_a_loop_and_its_members_are_independent(batch, shape):
+    orthogonalize = polar.newton_schulz(schedules.get("quintic"))
+    scales = 10.0 ** -torch.arange(math.prod(batch), dtype=torch.float64).reshape(*batch, 1, 1)
+    G = torch.randn(*batch, *shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * scales
+    X = orthogonalize(G)
+    for index in np.ndindex(batch):
+        assert torch.allclose(X[index], orthogonalize(G[index]), rtol=0, atol=1e-12)
+    changed = G.clone()
+    changed[tuple(-1 for _ in batch)] = 0.0
+    Y = orthogonalize(changed)
+    assert torch.equal(Y[tuple(-1 for _ in batch)], torch.zeros(shape, dtype=torch.float64))
+    assert torch.equal(Y[tuple(0 for _ in batch)], X[tuple(0 for _ in batch)])
+
+
+def test_zero_padding_stays_zero_and_changes_nothing():
+    G = np.random.default_rng(8).standard_normal((4, 12))
+    X = run(np.pad(G, ((0, 3), (0, 5)))).numpy()
+    assert not X[4:].any()
+    assert not X[:, 12:].any()
+    assert distance(X[:4, :12], run(G).numpy()) < 1e-12
+
+
+# --- refuses and warns ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("G", "message"),
+    [
+        (torch.zeros(3), "at least 2 axes, but has shape \\(3,\\)"),
+        (torch.zeros(2, 2, dtype=torch.int32), "real floating point, but is torch.int32"),
+        (torch.zeros(2, 2, dtype=torch.complex64), "real floating point, but is torch.complex64"),
+        (torch.tensor([[1.0, torch.nan], [torch.inf, 1.0]]), "2 of its 4 entries are not"),
+    ],
+)
+@pytest.mark.parametrize("make", [polar.svd, lambda: polar.newton_schulz(schedules.get("simple"))])
+def test_bad_input_is_refused(G, message, make):
+    with pytest.raises(ValueError, match=message):
+        make()(G)
+
+
+def test_aol_warns_on_nearly_rank_one_input_and_only_there():
+    orthogonalize = polar.newton_schulz(schedules.get("aol"))
+    u, v = np.ones((8, 1)) / math.sqrt(8), np.ones((1, 12)) / math.sqrt(12)
+    noise = np.random.default_rng(0).standard_normal((8, 12))
+    near = u @ v + 0.05 * noise / np.linalg.norm(noise)
+    with pytest.warns(ScheduleWarning, match="'aol' turns the leading singular direction around"):
+        X = orthogonalize(torch.tensor(near))
+    assert float((X.numpy() * (u @ v)).sum()) < 0  # an ascent direction, as the warning says
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        orthogonalize(torch.tensor(noise))
+        orthogonalize(torch.zeros(3, 4))
+        orthogonalize(torch.tensor(np.stack([noise, noise])))
+    with pytest.warns(ScheduleWarning):
+        orthogonalize(torch.tensor(np.stack([noise, near])))
+
+
+def test_iterates_end_in_what_newton_schulz_returns():
+    G = torch.randn(9, 4, generator=torch.Generator().manual_seed(1))
+    schedule = schedules.get("quintic")
+    iterates = list(polar.iterates(schedule)(G))
+    assert len(iterates) == schedule.steps + 1
+    assert torch.allclose(iterates[0], G / G.norm())
+    assert torch.equal(iterates[-1], polar.newton_schulz(schedule)(G))
