@@ -1,5 +1,5 @@
 """How numbers are kept and multiplied."""
 
-from muon_lab.arithmetic.policy import Arithmetic, Exact, unit
+from muon_lab.arithmetic.policy import Arithmetic, Exact, largest, unit
 
-__all__ = ["Arithmetic", "Exact", "unit"]
+__all__ = ["Arithmetic", "Exact", "largest", "unit"]

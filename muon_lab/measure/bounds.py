@@ -60,7 +60,9 @@ def unit_roundoff(dtype: str) -> float:
     name = dtype.removeprefix("torch.")
     name = _ALIASES.get(name, name)
     if name not in SIGNIFICAND_BITS:
-        raise ValueError(f"unit_roundoff: dtype is {dtype!r}, needed one of {', '.join((*SIGNIFICAND_BITS, *_ALIASES))}")
+        raise ValueError(
+            f"unit_roundoff: dtype is {dtype!r}, needed one of {', '.join((*SIGNIFICAND_BITS, *_ALIASES))}"
+        )
     return 2.0 ** -SIGNIFICAND_BITS[name]
 
 
@@ -85,7 +87,7 @@ def gemm(k: int, eps: float) -> float:
     Examples
     --------
     >>> gemm(64, 2.0**-24)
-    3.814711817540227e-06
+    3.8147118175957395e-06
     """
     if k < 0 or not 0 <= k * eps < 1:
         raise ValueError(f"gemm: k = {k} and eps = {eps:g} give k eps = {k * eps:g}, needed k >= 0 and 0 <= k eps < 1")
@@ -179,6 +181,38 @@ def polar(smallest: float, smallest_perturbed: float, rank: int, m: int, n: int)
     return 2 / (smallest + smallest_perturbed) + ((rank < m) + (rank < n)) / max(smallest, smallest_perturbed)
 
 
+def polar_by_svd(largest: float, smallest: float, rank: int, m: int, n: int, eps: float) -> float:
+    r"""Return a bound on :math:`\|\hat U - U\|_F` for a polar factor computed by a singular value decomposition.
+
+    The backward error (`svd`) has :math:`\|E\|_F \le \sqrt{\min(m, n)} \, p \, eps \, \sigma_1`, which `polar` passes
+    on; the vectors themselves depart from orthonormality by :math:`\sqrt r \, p \, eps`, and so does their product.
+    `UNCOUNTED` covers the constants in p, and that cutting G + E back to rank r moves it by as much again.
+
+    Parameters
+    ----------
+    largest, smallest : float
+        The largest and the smallest non-zero singular value of G.
+    rank : int
+        The rank of G.
+    m, n : int
+        The shape.
+    eps : float
+        Unit roundoff of the decomposition.
+
+    Raises
+    ------
+    ValueError
+        As for `polar`.
+
+    Examples
+    --------
+    >>> polar_by_svd(1.0, 1e-3, 4, 4, 8, 2.0**-53) < 1e-10
+    True
+    """
+    amplified = polar(smallest, smallest, rank, m, n) * math.sqrt(min(m, n)) * largest
+    return UNCOUNTED * svd(m, n, eps) * (amplified + math.sqrt(rank))
+
+
 def step(coefficients: Iterable[float], radius: float) -> float:
     r"""Return :math:`\sum_i (2 i + 1) |c_i| \rho^{2 i}`: how one odd polynomial step passes on its products' errors.
 
@@ -204,15 +238,15 @@ def step(coefficients: Iterable[float], radius: float) -> float:
 
 
 def newton_schulz(slope: float, k: int, eps: float, steps: int = 1, local: float = 1.0) -> float:
-    r"""Return a first-order bound on :math:`\|\hat X_T - X_T\|_F / \max_t \|X_t\|_F` of an iteration in finite precision.
+    r"""Return a first-order bound on the rounding error of an odd polynomial iteration of T steps.
 
-    .. math:: T \cdot L \cdot \ell \cdot \epsilon, \qquad \epsilon = \sqrt{k} \, \gamma_k
+    .. math:: \frac{\|\hat X_T - X_T\|_F}{\max_t \|X_t\|_F} \le T L \ell \epsilon, \quad \epsilon = \sqrt{k} \, \gamma_k
 
-    Derivation. An odd map acts on singular values, :math:`F(X) = U f(\Sigma) V^T`. Its derivative multiplies the entries
-    of a perturbation, in the singular bases, by divided differences of f: :math:`(f(\sigma_i) - f(\sigma_j)) / (\sigma_i
-    - \sigma_j)`, the same with plus signs, and :math:`f(\sigma_i) / \sigma_i`. As f is odd they all are divided
-    differences on :math:`[-\sigma_1, \sigma_1]`, so by the mean value theorem none exceeds the largest :math:`|f'|`
-    there: the map cannot amplify an error by more than its largest slope, in the Frobenius norm. The T steps each add
+    Derivation. An odd map acts on singular values, :math:`F(X) = U f(\Sigma) V^T`. In the singular bases its derivative
+    multiplies the symmetric part of a perturbation by :math:`(f(\sigma_i) - f(\sigma_j)) / (\sigma_i - \sigma_j)`, the
+    skew part by the same with plus signs, and the part outside by :math:`f(\sigma_i) / \sigma_i`. As f is odd they all
+    are divided differences on :math:`[-\sigma_1, \sigma_1]`, so by the mean value theorem none exceeds the largest
+    :math:`|f'|` there: in the Frobenius norm the map amplifies no error by more than its largest slope. Each step adds
     :math:`\ell \epsilon \|X_t\|_F` (`step`), which the steps after it amplify by at most L. The product's
     :math:`\epsilon` follows from :math:`\||A|\|_2 \le \sqrt{r} \|A\|_2` and `gemm`, with r and every inner length at
     most k.
@@ -239,19 +273,21 @@ def newton_schulz(slope: float, k: int, eps: float, steps: int = 1, local: float
 
     Examples
     --------
-    >>> newton_schulz(slope=1.5, k=4, eps=2.0**-53, steps=1, local=3.0) / 2.0**-53  # 1.5 * 3 * 2 * 4
-    36.00000000000001
+    >>> round(newton_schulz(slope=1.5, k=4, eps=2.0**-53, steps=1, local=3.0) / 2.0**-53, 6)  # 1.5 * 3 * 2 * 4
+    36.0
     """
     if min(slope, steps, local) < 0:
-        raise ValueError(f"newton_schulz: slope {slope:g}, steps {steps} and local {local:g} given, needed none negative")
+        raise ValueError(
+            f"newton_schulz: slope {slope:g}, steps {steps} and local {local:g} given, needed none negative"
+        )
     return steps * slope * local * math.sqrt(k) * gemm(k, eps)
 
 
 def blockwise(tp: int) -> float:
-    r"""Return :math:`\sqrt{tp}`, the largest spectral norm of an update put together from tp blocks of norm at most 1.
+    r"""Return :math:`\sqrt{tp}`, the largest spectral norm of an update made of tp blocks of norm at most 1.
 
-    For blocks side by side :math:`\|B\|_2^2 = \|\sum_i B_i B_i^T\|_2 \le \sum_i \|B_i\|_2^2 \le tp`; equal blocks attain
-    it. The same holds for blocks on top of each other.
+    For blocks side by side :math:`\|B\|_2^2 = \|\sum_i B_i B_i^T\|_2 \le \sum_i \|B_i\|_2^2 \le tp`; equal blocks
+    attain it. The same holds for blocks on top of each other.
 
     Raises
     ------

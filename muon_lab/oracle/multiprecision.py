@@ -187,7 +187,9 @@ def _matrix(caller: str, G: Any) -> Any:
         lengths = sorted({len(row) for row in rows})
         A = mp.matrix(rows) if len(lengths) == 1 and lengths[0] > 0 else None
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{caller}: G of type {type(G).__name__} cannot be read as rows of numbers ({error})") from error
+        raise ValueError(
+            f"{caller}: G of type {type(G).__name__} cannot be read as rows of numbers ({error})"
+        ) from error
     if A is None:
         raise ValueError(f"{caller}: the rows of G have lengths {lengths}, needed one common length of at least 1")
     bad = sum(not (isinstance(x, mp.mpf) and mp.isfinite(x)) for x in A)

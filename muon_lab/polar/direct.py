@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from muon_lab.arithmetic import largest
 from muon_lab.polar.engine import Orthogonalizer, check, not_finite
 
 
@@ -35,7 +36,7 @@ def svd() -> Orthogonalizer:
         check(G)
         if G.numel() == 0:
             return torch.zeros_like(G)
-        if not torch.isfinite(G).all():
+        if not torch.isfinite(largest(G)).all():
             raise not_finite(G)
         X = G if G.dtype in (torch.float32, torch.float64) else G.float()
         U, s, Vh = torch.linalg.svd(X, full_matrices=False)

@@ -12,7 +12,6 @@ Source of the six published tables as used in training: NVIDIA-NeMo/Emerging-Opt
 ``orthogonalized_optimizers/muon_utils.py``; the origin of each is named with it.
 """
 
-import difflib
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -20,6 +19,8 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
+
+from muon_lab.nearest import unknown
 
 Coefficients = tuple[float, float, float]
 Past = Literal["repeat_last", "cycle", "refuse"]
@@ -296,8 +297,7 @@ def get(name: str, steps: int | None = None) -> Schedule:
     ValueError: schedule 'cubic5' has exactly 5 steps, by its source; 6 were asked for
     """
     if name not in _BY_NAME:
-        near = difflib.get_close_matches(str(name), _BY_NAME, n=1, cutoff=0.0)
-        raise ValueError(f"unknown schedule {name!r}: did you mean {near[0]!r}? Known: {', '.join(_BY_NAME)}")
+        raise unknown("schedule", name, _BY_NAME)
     schedule = _BY_NAME[name] if steps is None else replace(_BY_NAME[name], steps=steps)
     if schedule.caution:
         warnings.warn(schedule.caution, ScheduleWarning, stacklevel=2)

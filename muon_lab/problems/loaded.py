@@ -2,8 +2,8 @@
 
 Three kinds of file are read, told apart by their extension: ``.safetensors``, ``.npz``, and what ``torch.save`` writes
 (``.pt``, ``.pth``, ``.bin``, ``.ckpt``): weights, whole checkpoints, optimizer states. Nested dicts and lists are
-flattened to dotted names such as ``state.0.momentum_buffer``. Nothing is executed: NumPy files are read without pickles,
-torch files with ``weights_only=True``.
+flattened to dotted names such as ``state.0.momentum_buffer``. Nothing is executed: NumPy files are read without
+pickles, torch files with ``weights_only=True``.
 
 A matrix is a two-dimensional array of float64, float32, float16 or bfloat16 without infinities and NaNs, and keeps its
 dtype. Arrays of other dimensions are left out with a note; matrices of other numbers are refused by name, since leaving
@@ -23,10 +23,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
+from io import BufferedIOBase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import safetensors
 
 if TYPE_CHECKING:
@@ -132,7 +135,9 @@ def catalogue(path: str | Path, pattern: str = "*") -> Catalogue:
             else:
                 notes.append(f"{name!r} was left out: its shape is {stored.shape}, a matrix has two dimensions")
     if not entries:
-        raise ValueError(f"{path}: pattern {pattern!r} must select a matrix, got only arrays of other shapes: {notes[0]}")
+        raise ValueError(
+            f"{path}: pattern {pattern!r} must select a matrix, got only arrays of other shapes: {notes[0]}"
+        )
     with path.open("rb") as raw:
         return Catalogue(tuple(entries), tuple(notes), hashlib.file_digest(raw, "sha256").hexdigest())
 
@@ -165,7 +170,7 @@ def matrix(path: str | Path, name: str) -> Matrix:
     path = Path(path)
     with _opened(path) as file:
         if name not in file.names:
-            raise ValueError(f"{path} has no array named {name!r}{_nearest(name, file.names)}")
+            raise ValueError(f"{path} has no array named {name!r}{nearest(name, file.names)}")
         stored = file.stored(name)
         if len(stored.shape) != 2:
             raise ValueError(f"{path}: {name!r} must be a matrix, with two dimensions, got the shape {stored.shape}")
@@ -210,11 +215,13 @@ def selected(names: Sequence[str], pattern: str, where: str) -> tuple[str, ...]:
     """
     chosen = tuple(name for name in names if name == pattern or fnmatchcase(name, pattern))
     if not chosen:
-        raise ValueError(f"{where}: pattern {pattern!r} selects none of the {len(names)} names{_nearest(pattern, names)}")
+        raise ValueError(
+            f"{where}: pattern {pattern!r} selects none of the {len(names)} names{nearest(pattern, names)}"
+        )
     return chosen
 
 
-def safetensors_header(file: BinaryIO) -> tuple[dict[str, Any], int]:
+def safetensors_header(file: BufferedIOBase) -> tuple[dict[str, Any], int]:
     """Read the header of a safetensors file, and where in the file its data begin.
 
     The format is eight bytes with the length of the header (little-endian), the header as JSON, then the data.
@@ -259,18 +266,18 @@ def _checked(path: Path, stored: _Stored) -> Entry:
     """Refuse a matrix that cannot be measured."""
     if stored.dtype not in DTYPES:
         raise ValueError(
-            f"{path}: {stored.name!r} has dtype {stored.dtype}, a matrix needs {', '.join(DTYPES[:-1])} or {DTYPES[-1]}; "
-            "a pattern can leave it out"
+            f"{path}: {stored.name!r} has dtype {stored.dtype}, a matrix needs one of {', '.join(DTYPES)} "
+            "(a pattern can leave it out)"
         )
     if bad := stored.nonfinite():
         raise ValueError(
-            f"{path}: {bad} of the {stored.shape[0] * stored.shape[1]} entries of {stored.name!r} are not finite, a matrix "
-            "needs finite entries; a pattern can leave it out"
+            f"{path}: {bad} of the {stored.shape[0] * stored.shape[1]} entries of {stored.name!r} are not finite, a "
+            "matrix needs finite entries (a pattern can leave it out)"
         )
     return Entry(stored.name, stored.shape[0], stored.shape[1], stored.dtype)
 
 
-def _nearest(wanted: str, names: Sequence[str]) -> str:
+def nearest(wanted: str, names: Sequence[str]) -> str:
     """End a sentence with the most similar names, if there are any."""
     similar = difflib.get_close_matches(wanted, names, n=3, cutoff=0.0)
     return f", the nearest are {', '.join(map(repr, similar))}" if similar else ", since there are none"
@@ -286,7 +293,7 @@ def _opened(path: Path) -> Iterator[_File]:
         raise ValueError(f"path must end in one of {' '.join(_READERS)}, got {path}")
     if not path.exists():
         beside = [other.name for other in path.parent.iterdir() if other.is_file()] if path.parent.is_dir() else []
-        raise ValueError(f"there is no file {path}{_nearest(path.name, beside) if beside else ''}")
+        raise ValueError(f"there is no file {path}{nearest(path.name, beside) if beside else ''}")
     with reader(path) as file:
         yield file
 
@@ -298,7 +305,9 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except Exception as error:  # damaged files make the readers raise nearly anything, from KeyError to zlib.error
         reason = (str(error).splitlines() or [""])[0].split(". ")[0]
-        raise ValueError(f"{path} could not be read as {path.suffix.lower()}: {type(error).__name__} {reason}") from error
+        raise ValueError(
+            f"{path} could not be read as {path.suffix.lower()}: {type(error).__name__} {reason}"
+        ) from error
 
 
 @contextmanager
@@ -332,29 +341,34 @@ def _safetensors(path: Path) -> Iterator[_File]:
 
 @contextmanager
 def _npz(path: Path) -> Iterator[_File]:
-    with _reading(path):
-        archive = np.load(path, allow_pickle=False)
-    if not isinstance(archive, np.lib.npyio.NpzFile):
-        raise ValueError(f"{path} must be an archive of named arrays, as numpy.savez writes, got a single array")
-
-    def stored(name: str) -> _Stored:
+    with path.open("rb") as raw:  # opened here, since numpy.load leaves files that it cannot read open
         with _reading(path):
-            array = archive[name]
+            archive = np.load(raw, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise ValueError(f"{path} must be an archive of named arrays, as numpy.savez writes, got a single array")
+        with archive:
+            yield _File(archive.files, partial(_zipped, path, archive))
 
-        def tensor() -> Matrix:
-            import torch
 
-            return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+def _zipped(path: Path, archive: Any, name: str) -> _Stored:
+    with _reading(path):
+        array = archive[name]
 
-        return _Stored(name, array.shape, array.dtype.name, lambda: _nonfinite(array), tensor)
+    def tensor() -> Matrix:
+        import torch
 
-    with archive:
-        yield _File(archive.files, stored)
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+
+    return _Stored(name, array.shape, array.dtype.name, lambda: _nonfinite(array), tensor)
 
 
 @contextmanager
 def _torch(path: Path) -> Iterator[_File]:
-    tensors = dict(_flattened("", _unpickled(path)))
+    tensors: dict[str, Any] = {}
+    for name, tensor in _flattened("", _unpickled(path)):
+        if name in tensors:
+            raise ValueError(f"{path} must give every tensor a name of its own, got {name!r} twice")
+        tensors[name] = tensor
 
     def stored(name: str) -> _Stored:
         import torch
@@ -362,8 +376,8 @@ def _torch(path: Path) -> Iterator[_File]:
         tensor = tensors[name]
         if tensor.is_meta or tensor.layout is not torch.strided:
             raise ValueError(
-                f"{path}: {name!r} must be a dense tensor with data, got layout {tensor.layout} on {tensor.device}; "
-                "a pattern can leave it out"
+                f"{path}: {name!r} must be a dense tensor with data, got layout {tensor.layout} on {tensor.device} "
+                "(a pattern can leave it out)"
             )
         dtype = str(tensor.dtype).removeprefix("torch.")
         return _Stored(name, tuple(tensor.shape), dtype, lambda: int((~tensor.isfinite()).sum()), lambda: tensor)
@@ -371,7 +385,7 @@ def _torch(path: Path) -> Iterator[_File]:
     yield _File(list(tensors), stored)
 
 
-def _nonfinite(array: np.ndarray[Any, Any]) -> int:
+def _nonfinite(array: npt.NDArray[Any]) -> int:
     return array.size - int(np.count_nonzero(np.isfinite(array)))
 
 
@@ -379,18 +393,17 @@ def _unpickled(path: Path) -> object:
     """Load a torch file without executing anything, mapped rather than read where its format allows."""
     import torch
 
-    try:
-        with _reading(path), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # pickle protocols and TorchScript archives: they load or they raise
+    with _reading(path), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # pickle protocols and TorchScript archives: they load or they raise
+        try:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except ValueError as error:
-        unsafe = isinstance(error.__cause__, pickle.UnpicklingError) and re.search(r"GLOBAL (\S+)", str(error.__cause__))
-        if not unsafe:
-            raise
-        raise ValueError(
-            f"{path} must hold only tensors, numbers, strings, dicts and lists, as a state_dict does, since anything else "
-            f"would run code when it is read, got {unsafe.group(1)}"
-        ) from error.__cause__
+        except pickle.UnpicklingError as error:
+            refused = re.search(r"(?:GLOBAL|class) (\S+)", str(error))
+            cause, given = error, refused.group(1) if refused else "a pickle that torch.save did not write"
+    raise ValueError(
+        f"{path} must hold only tensors, numbers, strings, dicts and lists, as a state_dict does, since anything else "
+        f"would run code when it is read, got {given}"
+    ) from cause
 
 
 def _flattened(prefix: str, value: object, above: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:

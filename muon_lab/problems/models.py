@@ -82,16 +82,14 @@ def linear(inputs: int, outputs: int, std: float, generator: torch.Generator) ->
 
     The global random generator is not touched: the usual initialisation is skipped, not overwritten.
     """
-    layer = skip_init(nn.Linear, inputs, outputs, bias=False)
-    assert isinstance(layer, nn.Linear)
+    layer: nn.Linear = skip_init(nn.Linear, inputs, outputs, bias=False)  # type: ignore[no-untyped-call]
     nn.init.normal_(layer.weight, std=std, generator=generator)
     return layer
 
 
 def embedding(tokens: int, width: int, std: float, generator: torch.Generator) -> nn.Embedding:
     """Make a table of vectors, one a token, whose entries are normal with standard deviation ``std``."""
-    table = skip_init(nn.Embedding, tokens, width)
-    assert isinstance(table, nn.Embedding)
+    table: nn.Embedding = skip_init(nn.Embedding, tokens, width)  # type: ignore[no-untyped-call]
     nn.init.normal_(table.weight, std=std, generator=generator)
     return table
 
@@ -177,9 +175,9 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """A small causal language model.
 
-    Weights are normal with variance 1/fan-in; those that end a residual branch are smaller by sqrt(2 depth), so that the
-    stream keeps its size through the 2 depth additions (Radford et al., section 2.3). The head starts small
-    (1/width instead of 1/sqrt(width)), so the first loss is that of a uniform guess, log(vocabulary), but for a little.
+    Weights are normal with variance 1/fan-in; those that end a residual branch are smaller by sqrt(2 depth), so that
+    the stream keeps its size through the 2 depth additions (Radford et al., section 2.3). The head starts small
+    (1/width instead of 1/sqrt(width)), so the first loss is close to that of a uniform guess, log(vocabulary).
 
     Parameters
     ----------

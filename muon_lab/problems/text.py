@@ -1,8 +1,8 @@
 r"""Byte-level language modelling on English text that ships with Python.
 
-The text is the documentation in ``pydoc_data.topics`` (what ``help("topics")`` shows), its topics joined in alphabetical
-order and encoded as UTF-8: about 465 kB of technical English, available wherever Python is, without a download. One
-token is one byte, so a model needs a vocabulary of 256, and its loss
+The text is the documentation in ``pydoc_data.topics`` (what ``help("topics")`` shows), its topics joined in
+alphabetical order and encoded as UTF-8: about 465 kB of technical English, available wherever Python is, without a
+download. One token is one byte, so a model needs a vocabulary of 256, and its loss
 
 .. math:: -\frac{1}{N} \sum_{i=1}^{N} \log p(\text{byte}_i \mid \text{bytes before})
 

@@ -1,1 +1,31 @@
-"""One question a module: axes in, one row out."""
+"""One question a module: axes in, one row out.
+
+Every study runs with the numerical libraries alone: ``python -m muon_lab.studies NAME < cases.jsonl > rows.jsonl``.
+
+Examples
+--------
+>>> from muon_lab import studies
+>>> blockwise = studies.get("blockwise")
+>>> point = {"source": "gaussian", "rows": 16, "cols": 64, "seed": 0, "dim": 0, "tp": 4, "method": "svd", "steps": 5}
+>>> (case,) = blockwise.settle({**point, "dtype": "float64"}, None)
+>>> row = blockwise.row(case)
+>>> row["outcome"], row["bound"], 0 < row["relative"] < 1
+('ok', 2.0, True)
+"""
+
+from importlib import import_module
+
+from muon_lab.nearest import unknown
+from muon_lab.studies.study import Study
+
+#: The studies by name, in the order in which they are listed.
+NAMES = ("orthogonalization", "blockwise", "schedules", "speed")
+
+__all__ = ["NAMES", "Study", "get"]
+
+
+def get(name: str) -> Study:
+    """Return a study by name; raises ``ValueError`` naming the nearest one if there is none."""
+    if name not in NAMES:
+        raise unknown("study", name, NAMES)
+    return import_module(f"muon_lab.studies.{name}").STUDY

@@ -1,0 +1,115 @@
+"""Where a case takes its matrix from: one grammar for the axes `source` and `spectrum`.
+
+``gaussian``, ``geometric(1e3)`` … : planted, with the shape and the seed of the case (`problems.spectra`).
+``recorded`` or ``recorded:PATTERN`` : the gradients and momenta of the recorded training run (`problems.streams`).
+``file`` or ``file:PATTERN`` : the matrices of the user's file (`problems.loaded`).
+
+The last two stand for several matrices, each of which has its own shape and no seed.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from muon_lab.nearest import nearest
+from muon_lab.problems import loaded, spectra, streams
+from muon_lab.studies.study import Case
+
+if TYPE_CHECKING:
+    from muon_lab.oracle.polar import Polar
+
+#: What a row says of its matrix: its name in its source, and the first digits of the SHA-256 of that source.
+FACTS = ("matrix", "content")
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class File:
+    """The user's file, listed and checked once for the whole sweep."""
+
+    path: str
+    catalogue: loaded.Catalogue
+
+
+def opened(path: str) -> File:
+    """List a file and check that all its matrices are usable; raises ``ValueError``."""
+    return File(path, loaded.catalogue(path))
+
+
+def settle(value: str, rows: int, cols: int, seed: int, file: File | None) -> Iterator[Case]:
+    """Yield, for every matrix that a source stands for, the fields of a case that say which matrix it is.
+
+    Raises
+    ------
+    ValueError
+        For an unknown source, a pattern that selects nothing, ``file`` without a file, or a shape below 1×1.
+    """
+    kind, _, pattern = value.partition(":")
+    if kind == "recorded":
+        stream = streams.committed_catalogue()
+        names = loaded.selected([entry.name for entry in stream.entries], pattern or "*", "the recorded stream")
+        yield from _listed(kind, [entry for entry in stream.entries if entry.name in names], stream.sha256)
+    elif kind == "file":
+        if file is None:
+            raise ValueError(f"source {value!r} needs a file: give one with --matrices FILE")
+        names = loaded.selected([entry.name for entry in file.catalogue.entries], pattern or "*", file.path)
+        entries = [entry for entry in file.catalogue.entries if entry.name in names]
+        yield from _listed(kind, entries, file.catalogue.sha256, _path=file.path)
+    else:
+        try:
+            spectrum = spectra.parse(value)
+        except ValueError as error:
+            if nearest(value, [*spectra.known(), "recorded", "file"]) in ("recorded", "file"):
+                near = nearest(kind, ("recorded", "file"))
+                raise ValueError(f"{error}; or did you mean {near!r}, matrices instead of a spectrum?") from error
+            raise
+        if min(rows, cols) < 1:
+            raise ValueError(f"a matrix needs at least 1 row and 1 column, but {rows}×{cols} was asked for")
+        yield {"source": str(spectrum), "matrix": None, "rows": rows, "cols": cols, "seed": seed, "content": None}
+
+
+def _listed(kind: str, entries: Any, sha256: str, **where: str) -> Iterator[Case]:
+    for entry in entries:
+        facts = {"matrix": entry.name, "rows": entry.rows, "cols": entry.cols, "seed": None, "content": sha256[:12]}
+        yield {"source": kind, **facts, **where}
+
+
+def matrix(case: Case) -> Array:
+    """Return the matrix of a settled case, in float64."""
+    return _problem(*_identity(case))[0]
+
+
+def truth(case: Case) -> "Polar":
+    """Return the exact polar factor of the matrix of a settled case."""
+    return _problem(*_identity(case))[1]
+
+
+def _identity(case: Case) -> tuple[Any, ...]:
+    return tuple(case.get(name) for name in ("source", "matrix", "rows", "cols", "seed", "_path"))
+
+
+@lru_cache(maxsize=2)  # neighbouring cases of a grid share their matrix
+def _problem(source: str, name: str | None, rows: int, cols: int, seed: int | None, path: str | None) -> Any:
+    from muon_lab.oracle import polar
+
+    if name is None:
+        from muon_lab.problems import planted
+
+        G = planted.draw(spectra.parse(source), rows, cols, _generator(source, rows, cols, seed)).matrix
+    elif path is None:
+        G = streams.committed()[name].double().numpy()
+    else:
+        G = loaded.matrix(path, name).double().numpy()
+    return G, polar.polar(G)
+
+
+def _generator(*identity: Any) -> np.random.Generator:
+    """Return a generator that depends on nothing but the matrix it draws: more axis values change no other case."""
+    digest = hashlib.sha256(json.dumps(identity).encode()).digest()
+    return np.random.default_rng(np.frombuffer(digest, np.uint32))

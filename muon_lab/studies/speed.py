@@ -1,0 +1,135 @@
+r"""How long does an orthogonalization take, beside a named reference on the same matrix in the same run?
+
+Candidate, reference and a plain matrix product take turns, so that a change of the machine's pace meets all three;
+every repeat gives one ratio. The reference is ``newton_schulz(simple, 5 steps)`` in float32, one matrix at a time.
+
+.. math:: share = \frac{flops\ of\ the\ iteration / seconds}{flops\ of\ a\ product / its\ seconds}
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from muon_lab.polar import schedules
+from muon_lab.studies import methods, peers
+from muon_lab.studies.orthogonalization import shape_of
+from muon_lab.studies.study import Case, Column, Metrics, Study
+
+#: The named reference of every ratio.
+REFERENCE = ("lab", "simple", 5, "float32")
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The axes, in grid order."""
+
+    shape: tuple[str, ...] = ("256x256", "256x1024", "512x512")
+    """ROWSxCOLS of the matrix."""
+    threads: tuple[int, ...] = (1,)
+    """CPU threads."""
+    dtype: tuple[str, ...] = ("float32",)
+    """The dtype in which the iteration keeps its numbers: float64, float32, bfloat16, float16."""
+    method: tuple[str, ...] = ("simple", "svd")
+    """A schedule, or svd."""
+    steps: tuple[int, ...] = (5,)
+    """Steps of the schedule; svd has none."""
+    peer: tuple[str, ...] = ("lab", "torch", "pytorch_optimizer", "pytorch_optimizer_gram")
+    """Whose implementation."""
+    repeats: tuple[int, ...] = (7,)
+    """Measured rounds; one round before them does not count."""
+
+
+COLUMNS = (
+    Column("ratio", "1", "seconds of the candidate over seconds of the reference, median over rounds"),
+    Column("ratio_low", "1", "lower quartile over rounds"),
+    Column("ratio_high", "1", "upper quartile over rounds"),
+    Column("milliseconds", "ms", "median time of the candidate"),
+    Column("reference_milliseconds", "ms", "median time of the reference"),
+    Column("gemm_gflops", "Gflop/s", "median rate of a square float32 product with as many flops as one of the loop's"),
+    Column("share", "1", "rate of the candidate's products, counted as general ones, over gemm_gflops"),
+    Column("reference_share", "1", "the same for the reference"),
+    Column("relative", "1", "‖X − U‖/‖U‖ of the candidate's result"),
+    Column("reference_relative", "1", "the same for the reference"),
+)
+
+
+def settle(point: Mapping[str, Any], file: object) -> Iterator[Case]:
+    """Yield the case of one point of the grid."""
+    rows, cols = shape_of(point["shape"])
+    for name in ("threads", "repeats"):
+        if point[name] < 1:
+            raise ValueError(f"{name} must be at least 1, not {point[name]}")
+    methods.check_dtype(point["dtype"])
+    steps = methods.settle(point["method"], point["steps"])
+    peers.settle(point["peer"], point["method"], point["dtype"])
+    yield {**point, "shape": f"{rows}x{cols}", "steps": steps}
+
+
+def flops(schedule: schedules.Schedule, rows: int, cols: int) -> int:
+    """Return the flops of an iteration by general products: 4m²n + 2m³ a quintic step, 4m²n a cubic one (m ≤ n)."""
+    m, n = sorted((rows, cols))
+    return sum(4 * m * m * n + (2 * m**3 if c else 0) for _, _, c in schedule.coefficients)
+
+
+def measure(case: Case) -> Metrics:
+    """Return the metrics of one case."""
+    import numpy as np
+    import torch
+
+    from muon_lab.measure.polar import errors
+    from muon_lab.oracle.polar import polar
+
+    rows, cols = shape_of(case["shape"])
+    G = torch.tensor(np.random.default_rng(0).standard_normal((rows, cols)), dtype=torch.float32)
+    candidate = peers.build(case["peer"], case["method"], case["steps"], case["dtype"])
+    reference = peers.build(*REFERENCE)
+    side = max(1, round((min(rows, cols) ** 2 * max(rows, cols)) ** (1 / 3)))
+    A = torch.tensor(np.random.default_rng(1).standard_normal((side, side)), dtype=torch.float32)
+    seconds = interleaved((lambda: candidate(G), lambda: reference(G), lambda: A @ A), case["repeats"])
+    own, base, gemm = np.median(seconds, axis=0)
+    ratios = seconds[:, 0] / seconds[:, 1]
+    rate = 2 * side**3 / gemm
+    truth = polar(G.double().numpy())
+    exact = case["method"] == methods.EXACT
+    own_flops = None if exact else flops(schedules.get(case["method"], case["steps"]), rows, cols)
+    return {
+        "ratio": float(np.median(ratios)),
+        "ratio_low": float(np.quantile(ratios, 0.25)),
+        "ratio_high": float(np.quantile(ratios, 0.75)),
+        "milliseconds": 1e3 * float(own),
+        "reference_milliseconds": 1e3 * float(base),
+        "gemm_gflops": rate / 1e9,
+        "share": None if own_flops is None else own_flops / own / rate,
+        "reference_share": flops(schedules.get(*REFERENCE[1:3]), rows, cols) / base / rate,
+        "relative": errors(candidate(G).double(), truth).relative,
+        "reference_relative": errors(reference(G).double(), truth).relative,
+    }
+
+
+def interleaved(tasks: tuple[Callable[[], object], ...], rounds: int) -> Any:
+    """Return the seconds of every task in every round, the tasks taking turns, after one round that doesn't count."""
+    import time
+
+    import numpy as np
+
+    seconds = np.zeros((rounds + 1, len(tasks)))
+    for turn in range(rounds + 1):
+        for index, task in enumerate(tasks):
+            start = time.perf_counter()
+            task()
+            seconds[turn, index] = time.perf_counter() - start
+    return seconds[1:]
+
+
+STUDY = Study(
+    name="speed",
+    question="How long does an orthogonalization take, beside the plain float32 loop in the same run?",
+    version=1,
+    axes=Axes,
+    columns=COLUMNS,
+    headline="ratio",
+    group=("shape", "peer"),
+    settle=settle,
+    measure=measure,
+    timed=True,
+)
