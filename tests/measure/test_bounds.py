@@ -1,0 +1,166 @@
+"""Bounds hold, are attained where they should be, and refuse what they cannot bound."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muon_lab.measure import bounds
+from muon_lab.oracle import polar
+from muon_lab.problems import planted
+
+U32, U64 = bounds.unit_roundoff("fp32"), bounds.unit_roundoff("fp64")
+CLASSICAL = (1.5, -0.5, 0.0)
+
+
+# --- reduces to -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_unit_roundoff_is_half_the_spacing_at_one(dtype):
+    assert bounds.unit_roundoff(str(dtype)) == torch.finfo(dtype).eps / 2
+
+
+def test_exact_arithmetic_has_no_error():
+    assert bounds.gemm(0, U64) == bounds.gemm(64, 0.0) == 0
+    assert bounds.rounded_gemm(64, 0.0, 0.0, 0.0) == 0
+    assert bounds.newton_schulz(1.0, 64, 0.0) == 0
+    assert bounds.blockwise(1) == 1
+
+
+def test_a_rounded_product_in_one_format_is_three_roundings_and_the_sum():
+    assert bounds.rounded_gemm(1, U32, U32, U32) == pytest.approx(4 * U32, rel=8 * U32)
+
+
+# --- hold against measurement -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [1, 16, 256])
+def test_a_float32_product_stays_within_gemm(k):
+    generator = np.random.default_rng(k)
+    A, B = (generator.standard_normal(shape).astype(np.float32) for shape in ((8, k), (k, 8)))
+    wide = A.astype(np.float64) @ B.astype(np.float64)
+    error = np.abs(A @ B - wide) / (np.abs(A).astype(np.float64) @ np.abs(B))
+    assert error.max() <= bounds.gemm(k, U32)
+    if k == 1:
+        assert error.max() > bounds.gemm(k, U32) / 2  # attained up to the place of the number between powers of two
+
+
+@pytest.mark.parametrize("k", [1, 16, 256])
+def test_a_bfloat16_product_stays_within_rounded_gemm(k):
+    generator = torch.Generator().manual_seed(k)
+    A, B = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((8, k), (k, 8)))
+    low = (A.bfloat16().float() @ B.bfloat16().float()).bfloat16().double()
+    u = bounds.unit_roundoff("bf16")
+    assert ((low - A @ B).abs() / (A.abs() @ B.abs())).max() <= bounds.rounded_gemm(k, u, U32, u)
+
+
+@given(
+    st.sampled_from([(5, 5, 5), (4, 4, 7), (4, 7, 4), (2, 4, 7), (2, 5, 5)]), st.floats(1e-8, 0.5), st.integers(0, 99)
+)
+def test_the_polar_factor_moves_within_the_bound(case, size, seed):
+    rank, m, n = case
+    generator = np.random.default_rng(seed)
+    s, t = (np.sort(generator.uniform(0.1, 1.0, min(m, n)))[::-1] * (np.arange(min(m, n)) < rank) for _ in range(2))
+    p, q = planted.planted(s.copy(), m, n, generator), planted.planted(t.copy(), m, n, generator)
+    # blends of the two frames: near for a small size, and of the same rank
+    left, right = (polar.filled(a + size * b).U for a, b in ((p.U, q.U), (p.V, q.V)))
+    far = (left * (s + size * t)) @ right.T
+    moved = np.linalg.norm((left * (t > 0)) @ right.T - p.polar)
+    factor = bounds.polar(s[rank - 1], (s + size * t)[rank - 1], rank, m, n)
+    assert moved <= factor * np.linalg.norm(far - p.G)
+
+
+def test_the_square_bound_is_attained_by_a_quarter_turn_of_a_flat_matrix():
+    # G = I and G + E = -I: the factors differ by 2 sqrt(n), and so does E; the bound has the factor 1.
+    G = np.eye(4)
+    assert np.linalg.norm(polar.polar(-G).U - G) == bounds.polar(1.0, 1.0, 4, 4, 4) * np.linalg.norm(2 * G)
+
+
+@pytest.mark.parametrize("kappa", [1, 1e2, 1e4, 1e6])
+@pytest.mark.parametrize("shape", [(6, 6), (4, 9), (9, 4)])
+def test_a_float32_polar_factor_stays_within_its_bound(shape, kappa):
+    p = planted.draw(f"geometric({kappa})", *shape, np.random.default_rng(0))
+    U, _, Vt = np.linalg.svd(p.G.astype(np.float32), full_matrices=False)
+    moved = np.linalg.norm((U @ Vt).astype(np.float64) - p.polar)
+    assert moved <= bounds.polar_by_svd(p.s[0], p.s[-1], min(shape), *shape, U32)
+
+
+@given(st.integers(0, 99), st.sampled_from([(4, 4), (3, 7), (7, 3)]))
+def test_an_odd_map_amplifies_no_error_by_more_than_its_largest_slope(seed, shape):
+    p = planted.draw("linear(10)", *shape, np.random.default_rng(seed))
+    E = 1e-6 * np.random.default_rng(seed + 1).standard_normal(shape)
+
+    def mapped(G):  # sin is odd, with largest slope 5 at zero
+        P, s, Qt = np.linalg.svd(G, full_matrices=False)
+        return (P * np.sin(5 * s)) @ Qt
+
+    assert np.linalg.norm(mapped(p.G + E) - mapped(p.G)) <= 5 * (1 + 1e-3) * np.linalg.norm(E)  # 1e-3: second order
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (8, 32)])
+@pytest.mark.parametrize("steps", [1, 3, 6])
+def test_the_classical_iteration_in_float32_stays_within_its_bound(shape, steps):
+    G = planted.draw("linear(4)", *shape, np.random.default_rng(0)).G
+    G /= np.linalg.norm(G)
+    results, sizes = [], []
+    for dtype in (np.float32, np.float64):
+        X = G.astype(dtype)
+        for _ in range(steps):
+            sizes.append(np.linalg.norm(X))
+            X = dtype(1.5) * X - dtype(0.5) * (X @ X.T) @ X
+        results.append(X.astype(np.float64))
+    sizes.append(np.linalg.norm(X))
+    bound = bounds.newton_schulz(1.5**steps, shape[1], U32, steps, bounds.step(CLASSICAL, 1.0))
+    error = np.linalg.norm(results[0] - results[1])
+    assert 0 < error <= bounds.HIGHER_ORDERS * bound * max(sizes)
+
+
+def test_equal_blocks_attain_the_blockwise_bound_and_others_stay_below():
+    U = polar.polar(np.random.default_rng(0).standard_normal((4, 4))).U
+    for tp in (1, 2, 4, 8):
+        assert np.linalg.norm(np.vstack([U] * tp), 2) == pytest.approx(bounds.blockwise(tp))
+    G = planted.draw("geometric(100)", 16, 8, np.random.default_rng(11)).G
+    for tp, axis in ((2, 0), (4, 0), (8, 0), (2, 1), (4, 1), (8, 1)):
+        blocks = [polar.polar(block).U for block in np.split(G, tp, axis=axis)]
+        assert np.linalg.norm(np.concatenate(blocks, axis=axis), 2) <= bounds.blockwise(tp) + 16 * U64
+
+
+# --- invariances and rates --------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 1000), st.floats(1e-17, 1e-4))
+def test_gemm_is_at_least_linear_and_composes(k, eps):
+    assert bounds.gemm(k, eps) >= k * eps
+    assert bounds.gemm(2 * k, eps) >= (1 + bounds.gemm(k, eps)) ** 2 - 1 - 8 * U64  # gamma_j + gamma_k + their product
+
+
+def test_bounds_scale_as_they_should():
+    assert bounds.polar(2e-3, 4e-3, 3, 4, 5) == pytest.approx(1e3 * bounds.polar(2.0, 4.0, 3, 4, 5))
+    ratio = bounds.newton_schulz(3.0, 64, U32, 5) / bounds.newton_schulz(1.5, 64, U64, 5)
+    assert ratio == pytest.approx(2 * U32 / U64, rel=1e-4)  # first order in eps: gamma_64 is 64 u (1 + 4e-6)
+    assert bounds.step((3.4445, -4.7750, 2.0315), 0.0) == 3.4445
+
+
+# --- refuses ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: bounds.unit_roundoff("fp12"), "dtype is 'fp12', needed one of fp64, fp32"),
+        (lambda: bounds.gemm(256, 2.0**-8), "k eps = 1, needed"),
+        (lambda: bounds.gemm(-1, U32), "needed k >= 0"),
+        (lambda: bounds.polar(0.0, 1.0, 1, 2, 2), "smallest is 0 .* needed both above 0"),
+        (lambda: bounds.polar(1.0, math.nan, 1, 2, 2), "smallest_perturbed nan, needed both above 0"),
+        (lambda: bounds.polar(1.0, 1.0, 3, 2, 4), r"rank is 3, needed 1 to 2 for shape \(2, 4\)"),
+        (lambda: bounds.newton_schulz(-1.0, 4, U32), "slope -1, .* needed none negative"),
+        (lambda: bounds.blockwise(0), "tp is 0, needed at least 1"),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
