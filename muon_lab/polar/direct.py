@@ -1,5 +1,7 @@
 """Polar factors without an iteration."""
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -7,23 +9,38 @@ from torch import Tensor
 from muon_lab.arithmetic import largest
 from muon_lab.polar.engine import Orthogonalizer, check, not_finite
 
+#: How far above the mean spectral norm of the input's own rounding a direction must stand to count: a matrix that was
+#: computed, by a product of inner length up to 64 say, carries about √64 roundings an entry, not one.
+ROUNDINGS = 8
+
 
 def svd() -> Orthogonalizer:
-    r"""Return the orthogonalizer that takes the polar factor from a singular value decomposition.
+    r"""Return the orthogonalizer that takes the polar factor from a singular value decomposition in float64.
 
-    :math:`G = U \Sigma V^T \mapsto U_r V_r^T` over the r singular values above
-    :math:`\max(m, n)\, \varepsilon\, \sigma_1`: the partial isometry of the range. The null space stays empty, so a
-    zero matrix gives zero; it is not filled with rounding noise at full size.
+    :math:`G = U \Sigma V^T \mapsto U_r V_r^T`, the partial isometry of the range: a zero matrix gives zero, and the null
+    space is not filled with rounding noise at full size. A direction belongs to the range if its singular value exceeds
+
+    .. math:: \max\left(8 u \|G\|_F \frac{\sqrt m + \sqrt n}{\sqrt{mn}},\; \max(m, n)\, \varepsilon_{64}\, \sigma_1\right),
+
+    with u the unit roundoff of the dtype of G: the first is eight times the expected spectral norm of its rounding
+    errors, taken as independent, the second the error of the decomposition. The usual cutoff
+    :math:`\max(m, n)\, \varepsilon\, \sigma_1` is some 1000 times larger in float32 and drops directions that a real
+    gradient determines to three digits.
 
     Returns
     -------
     callable
-        From ``(*batch, m, n)`` to the same shape and dtype. Half precisions are computed in float32.
+        From ``(*batch, m, n)`` to the same shape and dtype.
 
     Raises
     ------
     ValueError
         As for `newton_schulz`.
+
+    References
+    ----------
+    Davidson and Szarek, *Local operator theory, random matrices and Banach spaces* (2001), theorem II.13, for the
+    spectral norm :math:`\tau (\sqrt m + \sqrt n)` of noise with standard deviation τ.
 
     Examples
     --------
@@ -38,9 +55,15 @@ def svd() -> Orthogonalizer:
             return torch.zeros_like(G)
         if not torch.isfinite(largest(G)).all():
             raise not_finite(G)
-        X = G if G.dtype in (torch.float32, torch.float64) else G.float()
-        U, s, Vh = torch.linalg.svd(X, full_matrices=False)
-        kept = s > max(G.shape[-2:]) * torch.finfo(X.dtype).eps * s[..., :1]
+        U, s, Vh = torch.linalg.svd(G.double(), full_matrices=False)
+        kept = s > _cutoff(s, *G.shape[-2:], torch.finfo(G.dtype).eps / 2)
         return ((U * kept.unsqueeze(-2)) @ Vh).to(G.dtype)
 
     return orthogonalize
+
+
+def _cutoff(s: Float[Tensor, "*batch r"], m: int, n: int, roundoff: float) -> Float[Tensor, "*batch 1"]:
+    """Return the size below which a singular value can be an error of the input or of its decomposition."""
+    norm = torch.linalg.vector_norm(s, dim=-1, keepdim=True)
+    rounding = ROUNDINGS * roundoff * norm * (math.sqrt(m) + math.sqrt(n)) / math.sqrt(m * n)
+    return torch.maximum(rounding, max(m, n) * torch.finfo(s.dtype).eps * s[..., :1])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from muon_lab.studies import methods, sources
-from muon_lab.studies.study import Case, Column, Ended, Metrics, Study
+from muon_lab.studies.study import Case, Column, Ended, Metrics, Study, svd_flops
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,9 @@ STUDY = Study(
     axes=Axes,
     columns=COLUMNS,
     headline="relative",
-    group=("dim", "tp"),
+    group=("dim", "tp", "method", "source"),
     settle=settle,
     measure=measure,
+    work=lambda case: 4 * svd_flops(case["rows"], case["cols"]),  # the oracle, the whole, the shards and the result
     facts=sources.FACTS,
 )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from muon_lab.studies import methods, sources
-from muon_lab.studies.study import Case, Column, Ended, Metrics, Study
+from muon_lab.studies.study import Case, Column, Ended, Metrics, Study, svd_flops
 
 #: An update with a singular value this large has escaped: in exact arithmetic no published schedule exceeds 2.
 ESCAPED = 10.0
@@ -132,8 +132,9 @@ STUDY = Study(
     axes=Axes,
     columns=COLUMNS,
     headline="relative",
-    group=("spectrum", "method"),
+    group=("spectrum", "method", "steps", "dtype"),
     settle=settle,
     measure=measure,
+    work=lambda case: 4 * svd_flops(case["rows"], case["cols"]),  # the oracle, the cast, the schedule and the result
     facts=("rows", "cols", *sources.FACTS),
 )

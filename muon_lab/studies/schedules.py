@@ -68,4 +68,5 @@ STUDY = Study(
     group=("method", "steps"),
     settle=settle,
     measure=measure,
+    work=lambda case: 40_001 * 7.0 * case["steps"],
 )

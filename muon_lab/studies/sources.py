@@ -52,7 +52,7 @@ def settle(value: str, rows: int, cols: int, seed: int, file: File | None) -> It
     """
     kind, _, pattern = value.partition(":")
     if kind == "recorded":
-        stream = streams.committed_catalogue()
+        stream = streams.committed()
         names = loaded.selected([entry.name for entry in stream.entries], pattern or "*", "the recorded stream")
         yield from _listed(kind, [entry for entry in stream.entries if entry.name in names], stream.sha256)
     elif kind == "file":

@@ -71,6 +71,11 @@ def flops(schedule: schedules.Schedule, rows: int, cols: int) -> int:
     return sum(4 * m * m * n + (2 * m**3 if c else 0) for _, _, c in schedule.coefficients)
 
 
+def work(case: Case) -> float:
+    """Estimate the flops of a case: about three iterations a round."""
+    return (case["repeats"] + 1) * 3.0 * flops(schedules.get(*REFERENCE[1:3]), *shape_of(case["shape"]))
+
+
 def measure(case: Case) -> Metrics:
     """Return the metrics of one case."""
     import numpy as np
@@ -128,8 +133,9 @@ STUDY = Study(
     axes=Axes,
     columns=COLUMNS,
     headline="ratio",
-    group=("shape", "peer"),
+    group=("shape", "peer", "method", "dtype"),
     settle=settle,
     measure=measure,
+    work=work,
     timed=True,
 )

@@ -62,14 +62,16 @@ class Study:
         The metrics, in the order of the table.
     headline : str
         The metric that a summary shows, the smaller the better.
-    group : (str, str)
-        The axes by which a summary groups rows.
+    group : tuple of str
+        Axes by which a summary may group rows: the first two that vary.
     settle : callable
         ``settle(point, file)`` turns one point of the grid into the cases that it stands for: it checks the values,
         replaces those that cannot matter by None, and expands a source into its matrices. Raises ``ValueError`` for
         what is wrong and `LeftOut` for what cannot be measured here.
     measure : callable
         ``measure(case)`` returns the metrics, or raises `Ended`.
+    work : callable
+        ``work(case)`` estimates the flops of a case, its oracle included.
     facts : tuple of str
         What a row says of its case beyond the axes.
     timed : bool
@@ -82,9 +84,10 @@ class Study:
     axes: type
     columns: tuple[Column, ...]
     headline: str
-    group: tuple[str, str]
+    group: tuple[str, ...]
     settle: Callable[[Mapping[str, Any], Any], Iterator[Case]]
     measure: Callable[[Case], Metrics]
+    work: Callable[[Case], float]
     facts: tuple[str, ...] = ()
     timed: bool = False
 
@@ -130,6 +133,12 @@ class Study:
         row |= {"outcome": outcome, "note": "; ".join(dict.fromkeys(notes)) or None}
         row |= {column.name: _strict(metrics.get(column.name)) for column in self.columns}
         return row | {"seconds": time.perf_counter() - started}
+
+
+def svd_flops(rows: int, cols: int) -> float:
+    """Return the flops of a thin SVD, 6mn² + 20n³ with n the short side (Golub & Van Loan 2013, figure 8.6.1)."""
+    n, m = sorted((rows, cols))
+    return 6.0 * m * n * n + 20.0 * n**3
 
 
 def _strict(value: Any) -> float | int | str | None:

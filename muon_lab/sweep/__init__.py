@@ -1,1 +1,29 @@
-"""TODO."""
+"""From a question to a table: ``python -m muon_lab.sweep``, and the same for notebooks.
+
+Examples
+--------
+>>> from muon_lab import sweep
+>>> rows = sweep.table("schedules", method=("quintic",), steps=(5, 6), sigma=(0.01,))
+>>> rows.select("steps", "low", "high").rows()  # doctest: +NUMBER
+[(5, 0.978, 1.032), (6, 0.064, 0.166)]
+"""
+
+from typing import TYPE_CHECKING
+
+from muon_lab import lazy
+
+if TYPE_CHECKING:
+    from muon_lab.sweep import executors, grid, provenance, store, tables
+    from muon_lab.sweep.grid import Experiment
+    from muon_lab.sweep.run import run, table
+
+__all__ = ["Experiment", "executors", "grid", "provenance", "run", "store", "table", "tables"]
+__getattr__, __dir__ = lazy.attach(
+    __name__,
+    {
+        "Experiment": "grid",
+        "run": "run",
+        "table": "run",
+        **{name: name for name in ("executors", "grid", "provenance", "store", "tables")},
+    },
+)

@@ -45,3 +45,21 @@ def test_batch_members_are_independent():
     X = polar.svd()(G)
     assert not X[1].any()
     assert torch.allclose(X[2], polar.svd()(G[2]), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize(("m", "n", "rank"), [(16, 24, 4), (24, 16, 4), (64, 64, 16), (256, 32, 8)])
+def test_a_low_rank_product_computed_in_float32_keeps_its_rank(m, n, rank):
+    """Its other directions are rounding noise of size 1e-8 to 1e-7, and must not become full-size updates."""
+    rng = np.random.default_rng(m)
+    A, B = (torch.tensor(rng.standard_normal(shape), dtype=torch.float32) for shape in ((m, rank), (rank, n)))
+    s = torch.linalg.svdvals(polar.svd()(A @ B).double()).numpy()
+    assert s[:rank] == pytest.approx(np.ones(rank), abs=1e-5)
+    assert np.abs(s[rank:]).max() < 1e-5
+
+
+def test_small_directions_that_float32_determines_are_kept():
+    """The usual cutoff max(m, n)·ε·σ₁ = 3e-5 would drop half of them."""
+    G = torch.tensor(with_singular_values(96, 288, np.geomspace(1, 1e-6, 96), seed=3), dtype=torch.float32)
+    X = polar.svd()(G).double().numpy()
+    assert np.linalg.matrix_rank(X) == 96
+    assert distance(X, polar_factor(G.double().numpy())) < 1e-6

@@ -1,0 +1,167 @@
+"""What cutting a matrix over tensor-parallel ranks does to its update: the distance, and the largest singular value."""
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from muon_lab.figures import labels, style, summaries
+
+CUTS = {0: "rows cut", 1: "columns cut"}
+QUANTITIES = {"relative": r"$\|B-U\|\,/\,\|U\|$", "sigma_max": r"largest singular value of $B$"}
+RECORDED = {"gradient": "recorded gradients", "momentum": "recorded momenta"}
+
+#: How the kinds of matrices are told apart: line, and how far the marker is filled.
+KINDS: tuple[tuple[style.Dashes, float], ...] = (
+    ("-", 1.0),
+    ((0, (4, 1.5)), 0.0),
+    ((0, (1, 1.2)), 0.45),
+    ((0, (4, 1.2, 1, 1.2)), 0.2),
+)
+
+#: Room that the points of one tp share, in octaves.
+DODGE = 0.34
+
+
+class Series(NamedTuple):
+    """One curve: the rows it stands for and how it looks."""
+
+    kind: str
+    method: str
+    steps: int | None
+    dtype: str
+    look: dict[str, Any]
+    shift: float
+
+
+@style.house()
+def blockwise(table: pl.DataFrame) -> Figure:
+    """Draw error and largest singular value against tp, one column of panels a dim: medians over matrices, quartiles.
+
+    Parameters
+    ----------
+    table : polars.DataFrame
+        Rows of the study `blockwise`.
+    """
+    axes_needed = ("source", "matrix", "dim", "tp", "method", "steps", "dtype")
+    rows, note = summaries.shown(table, axes_needed, (*QUANTITIES, "bound"))
+    rows = rows.with_columns(kind=pl.Series([_kind(*pair) for pair in rows.select("source", "matrix").iter_rows()]))
+    dims, series = sorted(rows["dim"].unique()), _series(rows)
+    figure = Figure(figsize=(style.SINGLE if len(dims) == 1 else style.DOUBLE, 4.0))
+    grid = figure.subplots(2, len(dims), sharex=True, sharey="row", squeeze=False)
+    for (row, name), (column, dim) in product(enumerate(QUANTITIES), enumerate(dims)):
+        axes, part = grid[row, column], rows.filter(pl.col("dim") == dim)
+        for one in series:
+            _draw(axes, part, one, name)
+        if name == "sigma_max":
+            _bound(axes, part)
+    _finish(grid, dims, rows)
+    _legend(figure, rows, series)
+    labels.note(figure, note)
+    return figure
+
+
+def _kind(source: str, matrix: str | None) -> str:
+    if source == "recorded" and matrix is not None:
+        first = matrix.split("/")[0]
+        return RECORDED.get(first, f"recorded {first}")
+    return source if source in ("recorded", "file") else f"planted {source}"
+
+
+def _kinds(rows: pl.DataFrame) -> list[str]:
+    return sorted(rows["kind"].unique(), key=lambda kind: (kind.startswith("planted"), kind))
+
+
+def _series(rows: pl.DataFrame) -> list[Series]:
+    kinds, methods = _kinds(rows), style.in_order(rows["method"])
+    present = set(rows.select("kind", "method", "steps", "dtype").iter_rows())
+    order = sorted(
+        present, key=lambda one: (kinds.index(one[0]), methods.index(one[1]), one[2] or 0, list(style.MARKERS), one[3])
+    )
+    shifts = np.linspace(-DODGE / 2, DODGE / 2, len(order)) if len(order) > 1 else [0.0]
+    return [
+        Series(*one, look=_look(rows, kinds.index(one[0]), *one[1:]), shift=float(shift))
+        for one, shift in zip(order, shifts, strict=True)
+    ]
+
+
+def _look(rows: pl.DataFrame, kind: int, method: str, steps: int | None, dtype: str) -> dict[str, Any]:
+    dashes, filled = KINDS[kind % len(KINDS)]
+    counts = sorted(rows.filter(pl.col("method") == method)["steps"].drop_nulls().unique())
+    strength = 1.0 if len(counts) < 2 else 0.45 + 0.55 * counts.index(steps) / (len(counts) - 1)
+    colour = style.tint(style.colour(method), strength)
+    return {
+        "color": colour,
+        "linestyle": dashes,
+        "marker": style.marker(dtype),
+        "markerfacecolor": style.tint(colour, filled),
+        "markeredgewidth": 0.8,
+    }
+
+
+def _draw(axes: Axes, rows: pl.DataFrame, one: Series, metric: str) -> None:
+    own = rows.filter(pl.col("steps").eq_missing(one.steps), kind=one.kind, method=one.method, dtype=one.dtype)
+    if own.is_empty():
+        return
+    found = summaries.quartiles(own, ["tp"], metric)
+    x = found["tp"].to_numpy() * 2.0**one.shift
+    low, median, high = (found[name].to_numpy() for name in ("low", "median", "high"))
+    axes.vlines(x, low, high, color=one.look["color"], linewidth=0.8)
+    name = " ".join(str(part) for part in (one.kind, one.method, one.steps, one.dtype) if part is not None)
+    axes.plot(x, median, label=name, linewidth=0.9, **{key: value for key, value in one.look.items()})
+
+
+def _bound(axes: Axes, rows: pl.DataFrame) -> None:
+    bound = rows.group_by("tp").agg(pl.col("bound").first()).sort("tp")
+    x, y = bound["tp"].to_numpy(), bound["bound"].to_numpy()
+    axes.plot(x, y, color=style.GREY, linewidth=3.0, alpha=0.35, zorder=1, label="bound", solid_capstyle="round")
+
+
+def _finish(grid: Any, dims: Sequence[int], rows: pl.DataFrame) -> None:
+    sizes = sorted(rows["tp"].unique())
+    for (row, name), (column, dim) in product(enumerate(QUANTITIES), enumerate(dims)):
+        axes = grid[row, column]
+        style.log2(axes.xaxis, sizes)
+        axes.set_xlim(sizes[0] / 2**0.45, sizes[-1] * 2**0.45)
+        if row == 0:
+            axes.set_title(f"{CUTS[dim]} (dim {dim})")
+            axes.set_ylim(bottom=0)
+        else:
+            axes.set_xlabel("tensor-parallel ranks")
+        if column == 0:
+            axes.set_ylabel(QUANTITIES[name])
+    style.log2(grid[1, 0].yaxis, rows["bound"].unique(), _root)
+    top = grid[1, 0].get_ylim()[1]
+    last = float(rows["bound"].max())  # type: ignore[arg-type]
+    grid[1, 0].set_ylim(top=max(top, last * 2**0.2))
+
+
+def _root(value: float) -> str:
+    """Write the square root of a whole number as such: 2 is 2, 1.414… is √2."""
+    square = round(value**2)
+    whole = round(value)
+    return f"{whole}" if whole * whole == square else rf"$\sqrt{{{square}}}$"
+
+
+def _legend(figure: Figure, rows: pl.DataFrame, series: Sequence[Series]) -> None:
+    entries: dict[str, Line2D] = {}
+    for one in sorted(series, key=lambda one: style.in_order(rows["method"]).index(one.method)):
+        counted = summaries.several(rows.filter(method=one.method), "steps")
+        name = f"{one.method}, {one.steps} steps" if counted else one.method
+        entries.setdefault(name, Line2D([], [], color=one.look["color"], linewidth=2.5))
+    for index, kind in enumerate(_kinds(rows)):
+        dashes, filled = KINDS[index % len(KINDS)]
+        fill = style.tint(style.GREY, filled)
+        shape = "o" if summaries.several(rows, "dtype") else series[0].look["marker"]
+        entries[kind] = Line2D([], [], color=style.GREY, linestyle=dashes, marker=shape, markerfacecolor=fill)
+    if summaries.several(rows, "dtype"):
+        for dtype in sorted(rows["dtype"].unique()):
+            entries[dtype] = Line2D([], [], color=style.GREY, linestyle="", marker=style.marker(dtype))
+    entries[r"bound $\sqrt{tp}$"] = Line2D([], [], color=style.GREY, linewidth=3.0, alpha=0.35)
+    columns = 3 if figure.get_figwidth() < style.DOUBLE else 6
+    figure.legend(list(entries.values()), list(entries), loc="outside upper center", ncols=min(columns, len(entries)))

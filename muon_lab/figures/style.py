@@ -1,0 +1,184 @@
+"""The house style: sizes, fonts, one colour a method, one marker a number format, ticks that say what they mean."""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import matplotlib
+from matplotlib import colors, ticker
+from matplotlib.axis import Axis
+
+#: Widths of one and of two columns of a paper, in inches.
+SINGLE, DOUBLE = 3.25, 6.75
+
+#: Secondary text, reference lines and whatever belongs to no method.
+GREY = "#666666"
+
+#: What differs from matplotlib's defaults. The fonts ship with matplotlib: no figure depends on a machine's own.
+HOUSE = {
+    "font.family": "STIXGeneral",
+    "mathtext.fontset": "stix",
+    "font.size": 8.0,
+    "axes.titlesize": 8.0,
+    "axes.labelsize": 8.0,
+    "legend.fontsize": 8.0,
+    "xtick.labelsize": 7.5,
+    "ytick.labelsize": 7.5,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e6e6e6",
+    "grid.linewidth": 0.5,
+    "axes.axisbelow": True,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 4.0,
+    "legend.frameon": False,
+    "legend.handlelength": 1.8,
+    "legend.columnspacing": 1.4,
+    "figure.constrained_layout.use": True,
+    "pdf.fonttype": 42,
+}
+
+#: Okabe and Ito's palette (https://jfly.uni-koeln.de/color/) without its yellow, which white paper swallows; then, as
+#: there are more methods than colours, three of Tol's muted scheme (https://sronpersonalpages.nl/~pault/).
+METHODS = {
+    "svd": "#000000",
+    "simple": "#d55e00",
+    "quintic": "#0072b2",
+    "polar_express": "#009e73",
+    "cans": "#cc79a7",
+    "aol": "#e69f00",
+    "deepseekv4": "#56b4e9",
+    "cubic5": "#882255",
+    "cubic": "#8c8c8c",
+    "taylor": "#999933",
+}
+
+#: Tol's dark colours, for the names that nobody has given one.
+_OTHERS = ("#332288", "#117733", "#aa4499", "#661100", "#225555", "#663333")
+
+#: Dashes where a method begins as another one does, so that the other one shows through.
+_DASHES = {"deepseekv4": (0, (2.2, 1.6))}
+
+#: One marker a number format.
+MARKERS = {"float64": "o", "float32": "s", "bfloat16": "^", "float16": "v", "tf32": "P", "mxfp8_e4m3": "D"}
+_OTHER_MARKER = "X"
+
+Dashes = str | tuple[int, tuple[float, ...]]
+
+
+@contextmanager
+def house() -> Iterator[None]:
+    """Hold the house style, whatever the user's own matplotlib settings are; also a decorator."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(HOUSE)
+        yield
+
+
+def colour(method: str) -> str:
+    """Return the colour of a method, the same in every figure; that of an unknown name depends on the name alone.
+
+    Examples
+    --------
+    >>> colour("quintic")
+    '#0072b2'
+    >>> colour("my_schedule") == colour("my_schedule") != colour("quintic")
+    True
+    """
+    if method in METHODS:
+        return METHODS[method]
+    return _OTHERS[hashlib.sha256(method.encode()).digest()[0] % len(_OTHERS)]
+
+
+def dashes(method: str) -> Dashes:
+    """Return the line style of a method."""
+    return _DASHES.get(method, "-")
+
+
+def marker(dtype: str) -> str:
+    """Return the marker of a number format.
+
+    Examples
+    --------
+    >>> marker("bfloat16"), marker("posit8")
+    ('^', 'X')
+    """
+    return MARKERS.get(dtype, _OTHER_MARKER)
+
+
+def tint(shade: str, strength: float) -> str:
+    """Mix a colour with white: strength 1 leaves it, 0 gives white.
+
+    Examples
+    --------
+    >>> tint("#000000", 0.5)
+    '#808080'
+    """
+    return colors.to_hex([1 - strength * (1 - part) for part in colors.to_rgb(shade)])
+
+
+def in_order(methods: Iterable[str]) -> list[str]:
+    """Sort methods as `METHODS` has them; unknown names follow by alphabet.
+
+    Examples
+    --------
+    >>> in_order(["mine", "quintic", "svd", "svd"])
+    ['svd', 'quintic', 'mine']
+    """
+    rank = {name: index for index, name in enumerate(METHODS)}
+    return sorted(set(methods), key=lambda name: (rank.get(name, len(rank)), name))
+
+
+def ticks(axis: Axis, values: Iterable[float], label: Callable[[float], str] = "{:g}".format) -> None:
+    """Put ticks at the given values and nowhere else."""
+    places = sorted(set(values))
+    axis.set_major_locator(ticker.FixedLocator(places))
+    axis.set_major_formatter(ticker.FixedFormatter([label(place) for place in places]))
+    axis.set_minor_locator(ticker.NullLocator())
+
+
+def log2(axis: Axis, values: Iterable[float], label: Callable[[float], str] = "{:g}".format) -> None:
+    """Make an axis binary, with ticks at the given values: 1 2 4 8, never 2×10⁰."""
+    _scale(axis, 2)
+    ticks(axis, values, label)
+
+
+def log10(axis: Axis, low: float, high: float, most: int = 6) -> None:
+    """Make an axis decimal from ``low`` to ``high``, with at most ``most`` ticks, all at powers of ten.
+
+    Less than a decade apart, no two powers of ten need lie inside: then the ticks are at 1, 2 and 5 times one.
+    """
+    _scale(axis, 10)
+    _limits(axis, low, high)
+    first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
+    if last > first:
+        stride = math.ceil((last - first + 1) / most)
+        ticks(axis, [10.0**power for power in range(last, first - 1, -stride)], power_of_ten)
+    else:
+        near = [digit * 10.0**power for power in range(first - 2, last + 2) for digit in (1, 2, 5)]
+        ticks(axis, [value for value in near if low <= value <= high])
+
+
+def power_of_ten(value: float) -> str:
+    """Write a power of ten.
+
+    Examples
+    --------
+    >>> power_of_ten(0.001), power_of_ten(1.0)
+    ('$10^{-3}$', '1')
+    """
+    power = round(math.log10(value))
+    return "1" if power == 0 else f"$10^{{{power}}}$"
+
+
+def _scale(axis: Axis, base: int) -> None:
+    {"x": axis.axes.set_xscale, "y": axis.axes.set_yscale}[axis.axis_name]("log", base=base)
+
+
+def _limits(axis: Axis, low: float, high: float) -> None:
+    {"x": axis.axes.set_xlim, "y": axis.axes.set_ylim}[axis.axis_name](low, high)

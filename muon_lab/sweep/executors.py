@@ -1,0 +1,145 @@
+"""Where cases run: in this process, in a pool of fork-server workers, or on a Dask cluster.
+
+A case is a pure function of a dictionary, so all three are `concurrent.futures.Executor`s behind one `submit`. Every
+case runs with one thread (or as many as its `threads` axis says), because the bits of an SVD depend on the number.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
+from multiprocessing.connection import wait as wait_for_any
+from typing import Any
+
+from muon_lab.studies.study import Case, Row
+
+__all__ = ["BrokenExecutor", "Serial", "cluster", "local", "run_case", "stream", "threads"]
+
+#: What workers need, imported once by the fork server and inherited by all of them.
+PRELOAD = (
+    "torch",
+    "scipy.linalg",
+    "threadpoolctl",
+    "muon_lab.measure.polar",
+    "muon_lab.parallel.layouts",
+    "muon_lab.polar.direct",
+    "muon_lab.problems.planted",
+    "muon_lab.problems.streams",
+    "muon_lab.studies.blockwise",
+    "muon_lab.studies.orthogonalization",
+)
+
+
+def run_case(study: str, case: Case) -> Row:
+    """Return the row of one case, measured with the threads that it asks for."""
+    from muon_lab import studies
+
+    with threads(case.get("threads") or 1):
+        return studies.get(study).row(case)
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Run with so many threads in torch and in NumPy's BLAS, and as before afterwards."""
+    import torch
+    from threadpoolctl import threadpool_limits
+
+    before = torch.get_num_threads()
+    with threadpool_limits(count):
+        torch.set_num_threads(count)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+
+class Serial(Executor):
+    """Runs what is submitted at once, in this process."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run a call and return its finished future."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+@contextlib.contextmanager
+def local(jobs: int) -> Iterator[Executor]:
+    """Run in this process if one job is asked for, else in so many workers, which end with this process."""
+    if jobs == 1:
+        yield Serial()
+        return
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOAD))
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start_worker)
+    try:
+        yield pool
+    except BaseException:  # a case may run for hours: end it now, the log has all that finished
+        for worker in multiprocessing.active_children():
+            worker.terminate()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextlib.contextmanager
+def cluster(address: str) -> Iterator[Executor]:
+    """Run on a Dask cluster whose workers have muon_lab installed.
+
+    Raises
+    ------
+    ValueError
+        If `distributed` is not installed or the scheduler does not answer.
+    """
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise ValueError("--cluster needs Dask: pip install -e '.[cluster]' adds it") from error
+    try:
+        client = Client(address, timeout="10s")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"no Dask scheduler answers at {address!r}: {error}") from error
+    with client, client.get_executor(pure=False) as executor:
+        yield executor
+
+
+def stream(executor: Executor, function: Callable[..., Any], items: Iterable[Any], window: int) -> Iterator[Any]:
+    """Yield results as they come, with at most so many calls under way.
+
+    Examples
+    --------
+    >>> list(stream(Serial(), abs, [-1, 2, -3], window=2))
+    [1, 2, 3]
+    """
+    queue, pending = iter(items), set[Future[Any]]()
+    while True:
+        for item in queue:
+            pending.add(
+                executor.submit(function, *item) if isinstance(item, tuple) else executor.submit(function, item)
+            )
+            if len(pending) >= window:
+                break
+        if not pending:
+            return
+        done, pending = wait(pending, return_when=FIRST_COMPLETED)
+        for future in done:
+            yield future.result()
+
+
+def _start_worker() -> None:
+    """Leave Ctrl-C to the parent, and end when the parent does, however it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_follow, args=(parent.sentinel,), daemon=True).start()
+
+
+def _follow(sentinel: int) -> None:
+    wait_for_any([sentinel])
+    os._exit(1)
