@@ -4,20 +4,30 @@ r"""The polar factor and every odd function of singular values, by a float64 sin
 
 Symbols
 -------
-r : the rank, the number of singular values above ``max(m, n) eps s_max``.
+r : the rank, the number of singular values above what an error of the decomposition, or the rounding with which G was
+    stored, can make (see `polar`).
 U : the partial isometry on the range of G, so the null space stays empty and a zero matrix has a zero factor.
 
 References
 ----------
-Higham, *Functions of Matrices* (2008), chapter 8; the tolerance is that of ``numpy.linalg.matrix_rank``.
+Higham, *Functions of Matrices* (2008), chapter 8; for float64 data the tolerance is that of
+``numpy.linalg.matrix_rank``.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
+
+#: Unit roundoff of float64.
+ROUNDOFF = 2.0**-53
+
+#: How far above the expected spectral norm of the data's rounding a direction must stand: data that were computed carry
+#: more than one rounding an entry.
+ROUNDINGS = 8
 
 
 class Polar(NamedTuple):
@@ -39,8 +49,8 @@ class Polar(NamedTuple):
 
     @property
     def rank(self) -> Int[np.ndarray, "*batch"]:
-        """The number of singular values above ``max(m, n) eps s_max``, a 0-d array for one matrix."""
-        return np.asarray(np.count_nonzero(_above(self.s, *self.U.shape[-2:]), axis=-1))
+        """The number of directions that U has, its squared Frobenius norm; a 0-d array for one matrix."""
+        return np.asarray(np.rint(np.square(self.U).sum(axis=(-2, -1))), np.int64)
 
     @property
     def matrix(self) -> Float[np.ndarray, "*batch m n"]:
@@ -48,14 +58,21 @@ class Polar(NamedTuple):
         return self.U @ self.H
 
 
-def polar(G: ArrayLike) -> Polar:
-    """Return the polar decomposition whose factor is the partial isometry on the range of G.
+def polar(G: ArrayLike, *, roundoff: float = ROUNDOFF) -> Polar:
+    r"""Return the polar decomposition whose factor is the partial isometry on the range of G.
+
+    A direction counts if its singular value exceeds both :math:`\max(m, n)\, \varepsilon_{64}\, s_1`, the error of the
+    decomposition, and :math:`8 u \|G\|_F (\sqrt m + \sqrt n) / \sqrt{mn}`, eight times the expected spectral norm of
+    independent rounding errors of the data. A gradient of the first layer of a language model, say, has at most as many
+    directions as its batch has distinct tokens; in float32 the others are rounding, of 1e-7, and no part of the truth.
 
     Parameters
     ----------
     G : array_like of shape (*batch, m, n)
         Real and finite, of any scale: it is divided by a power of two first, so that 1e-300 and 1e300 both work.
         Integers are converted to float64.
+    roundoff : float
+        Unit roundoff u of the numbers in which G was stored before it came here: 2^-24 for float32.
 
     Returns
     -------
@@ -80,7 +97,7 @@ def polar(G: ArrayLike) -> Polar:
     array([0.25, 0.25, 0.25, 0.25])
     """
     P, s, Qt, exponent = _svd("polar", G)
-    kept = _above(s, P.shape[-2], Qt.shape[-1])
+    kept = _above(s, P.shape[-2], Qt.shape[-1], roundoff)
     return _assemble("polar", (P * kept[..., None, :]) @ Qt, s, Qt, exponent)
 
 
@@ -147,10 +164,12 @@ def singular_value_map(
     return (P * f[..., None, :]) @ Qt
 
 
-def _above(s: Float[np.ndarray, "*batch r"], m: int, n: int) -> np.ndarray:
+def _above(s: Float[np.ndarray, "*batch r"], m: int, n: int, roundoff: float) -> np.ndarray:
     """Say which singular values count towards the rank."""
-    largest = s.max(axis=-1, keepdims=True, initial=0.0)
-    return s > max(m, n) * np.finfo(np.float64).eps * largest
+    decomposition = 2 * max(m, n) * ROUNDOFF * s.max(axis=-1, keepdims=True, initial=0.0)
+    spread = (math.sqrt(m) + math.sqrt(n)) / math.sqrt(max(m * n, 1))
+    data = ROUNDINGS * roundoff * spread * np.linalg.norm(s, axis=-1, keepdims=True)
+    return s > np.maximum(decomposition, data)
 
 
 def _svd(caller: str, G: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -14,18 +14,24 @@ from muon_lab.polar.engine import Orthogonalizer, check, not_finite
 ROUNDINGS = 8
 
 
-def svd() -> Orthogonalizer:
+def svd(roundoff: float | None = None) -> Orthogonalizer:
     r"""Return the orthogonalizer that takes the polar factor from a singular value decomposition in float64.
 
-    :math:`G = U \Sigma V^T \mapsto U_r V_r^T`, the partial isometry of the range: a zero matrix gives zero, and the null
-    space is not filled with rounding noise at full size. A direction belongs to the range if its singular value exceeds
+    :math:`G = U \Sigma V^T \mapsto U_r V_r^T`, the partial isometry of the range: a zero matrix gives zero, and the
+    null space is not filled with rounding noise at full size. A direction belongs to the range if its singular value
+    exceeds
 
-    .. math:: \max\left(8 u \|G\|_F \frac{\sqrt m + \sqrt n}{\sqrt{mn}},\; \max(m, n)\, \varepsilon_{64}\, \sigma_1\right),
+    .. math:: \max(8 u \|G\|_F (\sqrt m + \sqrt n) / \sqrt{mn},\; \max(m, n)\, \varepsilon_{64}\, \sigma_1),
 
-    with u the unit roundoff of the dtype of G: the first is eight times the expected spectral norm of its rounding
+    with u the unit roundoff of the data: the first is eight times the expected spectral norm of its rounding
     errors, taken as independent, the second the error of the decomposition. The usual cutoff
     :math:`\max(m, n)\, \varepsilon\, \sigma_1` is some 1000 times larger in float32 and drops directions that a real
     gradient determines to three digits.
+
+    Parameters
+    ----------
+    roundoff : float, optional
+        The unit roundoff u of the numbers from which G comes; that of its dtype by default.
 
     Returns
     -------
@@ -56,7 +62,8 @@ def svd() -> Orthogonalizer:
         if not torch.isfinite(largest(G)).all():
             raise not_finite(G)
         U, s, Vh = torch.linalg.svd(G.double(), full_matrices=False)
-        kept = s > _cutoff(s, *G.shape[-2:], torch.finfo(G.dtype).eps / 2)
+        own = torch.finfo(G.dtype).eps / 2
+        kept = s > _cutoff(s, *G.shape[-2:], own if roundoff is None else max(own, roundoff))
         return ((U * kept.unsqueeze(-2)) @ Vh).to(G.dtype)
 
     return orthogonalize

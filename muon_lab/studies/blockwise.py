@@ -75,7 +75,7 @@ def measure(case: Case) -> Metrics:
 
     dtype = methods.dtype_named(case["dtype"])
     G = torch.tensor(sources.matrix(case), dtype=torch.float64 if dtype == torch.float64 else torch.float32)
-    orthogonalize = methods.build(case["method"], case["steps"], case["dtype"])
+    orthogonalize = methods.build(case["method"], case["steps"], case["dtype"], sources.roundoff(case))
     whole = orthogonalize(G).double()
     B = layouts.blockwise(orthogonalize, dim=case["dim"], tp=case["tp"])(G).double()
     if not (torch.isfinite(B).all() and torch.isfinite(whole).all()):

@@ -43,11 +43,14 @@ def dtype_named(dtype: str) -> "torch.dtype":
     return getattr(torch, dtype)
 
 
-def build(method: str, steps: int | None, dtype: str) -> "Orthogonalizer":
-    """Return the orthogonalizer of a settled case, which keeps its numbers in the given dtype."""
+def build(method: str, steps: int | None, dtype: str, roundoff: float | None = None) -> "Orthogonalizer":
+    """Return the orthogonalizer of a settled case, which keeps its numbers in the given dtype.
+
+    The roundoff is that of the data, for the exact method to tell its range from rounding.
+    """
     from muon_lab import polar
     from muon_lab.arithmetic import Exact
 
     if method == EXACT:
-        return polar.svd()
+        return polar.svd(roundoff)
     return polar.newton_schulz(schedules.get(method, steps), Exact(dtype_named(dtype)))

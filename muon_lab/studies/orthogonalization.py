@@ -49,8 +49,8 @@ COLUMNS = (
     Column("truncation", "1", "‖p(G) − U‖/‖U‖: the schedule in exact arithmetic"),
     Column("rounding", "1", "‖X − p(G)‖/‖U‖: what the arithmetic added"),
     Column("input_error", "1", "‖U' − U‖/‖U‖, U' the polar factor of the matrix rounded to the dtype"),
-    Column("condition", "1", "largest over smallest non-zero singular value of G"),
-    Column("rank", "count", "singular values of G above max(m, n)·ε·σ₁"),
+    Column("condition", "1", "σ₁/σ_r of G"),
+    Column("rank", "count", "r, the singular values of G above the rounding of its data"),
     Column("failed_step", "count", "first step whose iterate is not finite"),
 )
 
@@ -99,14 +99,14 @@ def measure(case: Case) -> Metrics:
     def apart(A: Any, B: Any) -> float:
         return float(np.linalg.norm(A - B)) / size
 
-    cast = apart(oracle.polar(rounded.double().numpy()).U, U.U)
+    cast = apart(oracle.polar(rounded.double().numpy(), roundoff=sources.roundoff(case)).U, U.U)
     facts: dict[str, float | int | None] = {
         "input_error": cast,
         "condition": float(U.s[0] / U.s[U.rank - 1]) if U.rank else None,
         "rank": int(U.rank),
     }
     if case["method"] == methods.EXACT:
-        result, image = polar.svd()(rounded).double(), U.U
+        result, image = polar.svd(sources.roundoff(case))(rounded).double(), U.U
     else:
         schedule = schedules.get(case["method"], case["steps"])
         for step, iterate in enumerate(polar.iterates(schedule, Exact(dtype))(X)):

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 #: What a row says of its matrix: its name in its source, and the first digits of the SHA-256 of that source.
 FACTS = ("matrix", "content")
 
+#: Unit roundoffs of the dtypes in which matrices are stored.
+_ROUNDOFFS = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-9, "float16": 2.0**-11}
+
 Array = np.ndarray[Any, Any]
 
 
@@ -76,6 +79,7 @@ def settle(value: str, rows: int, cols: int, seed: int, file: File | None) -> It
 
 def _listed(kind: str, entries: Any, sha256: str, **where: str) -> Iterator[Case]:
     for entry in entries:
+        where["_stored"] = getattr(entry, "dtype", "float32")  # the recorded stream is float32 throughout
         facts = {"matrix": entry.name, "rows": entry.rows, "cols": entry.cols, "seed": None, "content": sha256[:12]}
         yield {"source": kind, **facts, **where}
 
@@ -90,12 +94,19 @@ def truth(case: Case) -> "Polar":
     return _problem(*_identity(case))[1]
 
 
+def roundoff(case: Case) -> float:
+    """Return the unit roundoff of the numbers in which the matrix of a case was stored."""
+    return _ROUNDOFFS[case.get("_stored", "float64")]
+
+
 def _identity(case: Case) -> tuple[Any, ...]:
-    return tuple(case.get(name) for name in ("source", "matrix", "rows", "cols", "seed", "_path"))
+    return tuple(case.get(name) for name in ("source", "matrix", "rows", "cols", "seed", "_path", "_stored"))
 
 
 @lru_cache(maxsize=2)  # neighbouring cases of a grid share their matrix
-def _problem(source: str, name: str | None, rows: int, cols: int, seed: int | None, path: str | None) -> Any:
+def _problem(
+    source: str, name: str | None, rows: int, cols: int, seed: int | None, path: str | None, stored: str | None
+) -> Any:
     from muon_lab.oracle import polar
 
     if name is None:
@@ -106,7 +117,7 @@ def _problem(source: str, name: str | None, rows: int, cols: int, seed: int | No
         G = streams.committed()[name].double().numpy()
     else:
         G = loaded.matrix(path, name).double().numpy()
-    return G, polar.polar(G)
+    return G, polar.polar(G, roundoff=_ROUNDOFFS[stored or "float64"])
 
 
 def _generator(*identity: Any) -> np.random.Generator:

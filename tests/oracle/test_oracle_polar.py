@@ -248,3 +248,16 @@ def test_a_perturbation_moves_the_factor_in_proportion_and_within_the_bound_of_l
 def test_bad_input_is_named(function, G, message):
     with pytest.raises(ValueError, match=message):
         function(G)
+
+
+def test_directions_below_the_rounding_of_stored_data_are_no_part_of_the_truth():
+    """A rank-4 product computed in float32 has rank 4 as float32 data, and full rank as float64 data."""
+    rng = np.random.default_rng(0)
+    A, B = rng.standard_normal((24, 4)).astype(np.float32), rng.standard_normal((4, 16)).astype(np.float32)
+    assert int(polar.polar(A @ B, roundoff=2.0**-24).rank) == 4
+    assert int(polar.polar(A @ B).rank) == 16
+
+
+def test_directions_above_the_rounding_of_stored_data_are_kept():
+    G = planted.draw("geometric(1e6)", 24, 48, np.random.default_rng(1)).matrix.astype(np.float32)
+    assert int(polar.polar(G, roundoff=2.0**-24).rank) == 24
