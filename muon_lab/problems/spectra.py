@@ -10,7 +10,6 @@ Silverstein, *The smallest eigenvalue of a large dimensional Wishart matrix*, An
 Edelman, *Matrix models for beta ensembles*, J. Math. Phys. 43 (2002), for the bidiagonal model behind `gaussian`.
 """
 
-import difflib
 import math
 import re
 from collections.abc import Callable
@@ -18,6 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
+
+from muon_lab.nearest import unknown
 
 _GRAMMAR = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\(([^()]*)\))?\s*")
 
@@ -284,8 +285,7 @@ PROFILES = {
 def _profile(name: str) -> Profile:
     """Return a profile by name, or list the names there are."""
     if name not in PROFILES:
-        near = difflib.get_close_matches(name, PROFILES, n=1, cutoff=0.0)[0]
-        raise ValueError(f"spectrum {name!r} is not known, did you mean {near}: there are {', '.join(PROFILES)}")
+        raise unknown("spectrum", name, PROFILES)
     return PROFILES[name]
 
 

@@ -15,8 +15,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jaxtyping import Float
 
-from muon_lab.nearest import nearest
+from muon_lab.nearest import unknown
 from muon_lab.problems import loaded, spectra, streams
 from muon_lab.studies.study import Case
 
@@ -28,8 +29,6 @@ FACTS = ("matrix", "content")
 
 #: Unit roundoffs of the dtypes in which matrices are stored.
 _ROUNDOFFS = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-9, "float16": 2.0**-11}
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -65,13 +64,9 @@ def settle(value: str, rows: int, cols: int, seed: int, file: File | None) -> It
         entries = [entry for entry in file.catalogue.entries if entry.name in names]
         yield from _listed(kind, entries, file.catalogue.sha256, _path=file.path)
     else:
-        try:
-            spectrum = spectra.parse(value)
-        except ValueError as error:
-            if nearest(value, [*spectra.known(), "recorded", "file"]) in ("recorded", "file"):
-                near = nearest(kind, ("recorded", "file"))
-                raise ValueError(f"{error}; or did you mean {near!r}, matrices instead of a spectrum?") from error
-            raise
+        if kind.partition("(")[0] not in spectra.PROFILES:
+            raise unknown("source", value, (*spectra.PROFILES, "recorded", "file"))
+        spectrum = spectra.parse(value)
         if min(rows, cols) < 1:
             raise ValueError(f"a matrix needs at least 1 row and 1 column, but {rows}×{cols} was asked for")
         yield {"source": str(spectrum), "matrix": None, "rows": rows, "cols": cols, "seed": seed, "content": None}
@@ -84,7 +79,7 @@ def _listed(kind: str, entries: Any, sha256: str, **where: str) -> Iterator[Case
         yield {"source": kind, **facts, **where}
 
 
-def matrix(case: Case) -> Array:
+def matrix(case: Case) -> Float[np.ndarray, "m n"]:
     """Return the matrix of a settled case, in float64."""
     return _problem(*_identity(case))[0]
 

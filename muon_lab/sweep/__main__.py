@@ -129,7 +129,7 @@ def _each(request: Request, plans: tuple[Plan, ...], executor: Any, jobs: int) -
         picture = _drawn(result)
         pictures += picture
         _report(request.options, experiment, result, picture)
-    for note in notes:
+    for note in (note for note in notes if not any(note in planned.notes for planned in plans)):
         _say(f"note: {note}")
     if not request.options.json and not request.options.quiet:
         look = [str(path) for path in pictures if path.suffix == ".png"]
@@ -152,10 +152,7 @@ def _report(options: Options, experiment: Experiment, result: Any, pictures: lis
 
 def _drawn(result: Any) -> list[Path]:
     """Draw the figure of a study's table beside it."""
-    try:
-        from muon_lab.figures import panels, save
-    except ImportError:
-        return []
+    from muon_lab.figures import panels, save
 
     if result.study.name not in panels.names() or not (result.table["outcome"] == "ok").any():
         return []

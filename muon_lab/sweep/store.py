@@ -8,7 +8,7 @@ import json
 import os
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from muon_lab.studies.study import Row
 
@@ -54,7 +54,7 @@ class Log:
         self._lock()
         self._read()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Log":
         return self
 
     def __exit__(

@@ -1,0 +1,134 @@
+"""The table is the same, byte for byte, however it came about."""
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from muon_lab.sweep import tables
+
+COMMAND = (
+    *("blockwise", "--source", "gaussian", "geometric(100)", "--rows", "48", "--cols", "96", "--seed", *"01234"),
+    *("--tp", "1", "2", "4", "--method", "svd", "simple", "--dtype", "float64", "float32"),
+)
+
+
+def digest(folder):
+    return hashlib.sha256((folder / "table.parquet").read_bytes()).hexdigest()
+
+
+def start(folder, *words):
+    return subprocess.Popen(
+        [sys.executable, "-m", "muon_lab.sweep", *COMMAND, "--out", str(folder), *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(folder, *words):
+    process = start(folder, *words)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return digest(folder)
+
+
+def lines(folder):
+    log = folder / "cases.jsonl"
+    return log.read_bytes().count(b"\n") if log.exists() else 0
+
+
+def wait_for_lines(folder, process, count):
+    deadline = time.monotonic() + 100
+    while lines(folder) < count and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert process.poll() is None, "the sweep ended before it could be interrupted"
+
+
+def group_ends(number):
+    """Return whether all processes of a group end within 20 s; one that nobody has waited for yet counts as ended."""
+    for _ in range(200):
+        if not any(group == number and state != "Z" for state, group in processes()):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def processes():
+    """Yield state and group of every process."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, group = path.read_text().rpartition(")")[2].split()[:3]
+            yield state, int(group)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return finish(tmp_path_factory.mktemp("whole"), "--jobs", "1")
+
+
+@pytest.mark.slow
+def test_one_worker_and_two_give_the_same_bytes(whole, tmp_path):
+    assert finish(tmp_path, "--jobs", "2") == whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("jobs", "after"), [("1", 2), ("1", 30), ("2", 5), ("2", 50)])
+def test_a_killed_sweep_resumes_to_the_same_bytes(whole, tmp_path, jobs, after):
+    process = start(tmp_path, "--jobs", jobs)
+    wait_for_lines(tmp_path, process, after)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    with (tmp_path / "cases.jsonl").open("ab") as log:
+        log.write(b'{"study": "blockwise", "key": "0123')  # as if killed while writing
+    assert finish(tmp_path, "--jobs", "1") == whole
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_ctrl_c_says_how_to_resume_and_leaves_no_process(whole, tmp_path, jobs):
+    process = start(tmp_path, "--jobs", jobs)
+    wait_for_lines(tmp_path, process, 3)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command resumes there" in err
+    assert "Traceback" not in err
+    assert group_ends(process.pid)
+    assert finish(tmp_path, "--jobs", "1") == whole
+
+
+@pytest.mark.slow
+def test_workers_end_when_their_parent_is_killed(tmp_path):
+    process = start(tmp_path, "--jobs", "2")
+    wait_for_lines(tmp_path, process, 3)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert group_ends(process.pid)
+
+
+def test_provenance_is_inside_and_names_no_place(sweep, small, tmp_path):
+    sweep(*small, "--quiet")
+    path = tmp_path / "runs/blockwise/table.parquet"
+    provenance = tables.read_provenance(path)
+    assert provenance["experiment"]["axes"]["rows"] == [8]
+    assert provenance["version"] == 1
+    (measured,) = provenance["measured"]
+    assert set(measured) >= {"torch", "numpy", "scipy", "python", "cpu", "blas", "threads", "commit", "dirty", "device"}
+    assert measured["threads"] == 1
+    text = json.dumps(provenance)
+    for place in (str(Path.home()), str(tmp_path), os.uname().nodename):
+        assert place not in text
+    table = pl.read_parquet(path)
+    assert "seconds" not in table.columns
+    assert table.columns[:2] == ["study", "key"]
