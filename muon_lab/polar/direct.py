@@ -63,7 +63,7 @@ def svd(roundoff: float | None = None) -> Orthogonalizer:
             raise not_finite(G)
         U, s, Vh = torch.linalg.svd(G.double(), full_matrices=False)
         own = torch.finfo(G.dtype).eps / 2
-        kept = s > _cutoff(s, *G.shape[-2:], own if roundoff is None else max(own, roundoff))
+        kept = s > _cutoff(s, *G.shape[-2:], own if roundoff is None else roundoff)
         return ((U * kept.unsqueeze(-2)) @ Vh).to(G.dtype)
 
     return orthogonalize

@@ -114,7 +114,7 @@ def stream(executor: Executor, function: Callable[..., Any], items: Iterable[Any
 
     Examples
     --------
-    >>> list(stream(Serial(), abs, [-1, 2, -3], window=2))
+    >>> list(stream(Serial(), abs, [-1, 2, -3], window=1))
     [1, 2, 3]
     """
     queue, pending = iter(items), set[Future[Any]]()

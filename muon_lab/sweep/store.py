@@ -31,13 +31,13 @@ class Log:
     Examples
     --------
     >>> import tempfile
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> path = Path(folder.name) / "cases.jsonl"
-    >>> with Log(path) as log:
-    ...     log.append({"key": "a", "relative": 0.5}, {"numpy": "2"})
-    >>> _ = path.open("a").write('{"key": "b", "rel')  # killed while writing
-    >>> with Log(path) as log:
-    ...     print(log.rows, log.provenance("a"))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "cases.jsonl"
+    ...     with Log(path) as log:
+    ...         log.append({"key": "a", "relative": 0.5}, {"numpy": "2"})
+    ...     _ = path.write_text(path.read_text() + '{"key": "b", "rel')  # killed while writing
+    ...     with Log(path) as log:
+    ...         print(log.rows, log.provenance("a"))
     {'a': {'key': 'a', 'relative': 0.5}} {'numpy': '2'}
     """
 

@@ -117,6 +117,24 @@ def test_workers_end_when_their_parent_is_killed(tmp_path):
     assert group_ends(process.pid)
 
 
+@pytest.mark.slow
+def test_a_dask_cluster_gives_the_same_bytes(whole, tmp_path):
+    pytest.importorskip("distributed")
+    script = tmp_path / "cluster.py"
+    script.write_text(
+        "import sys\n"
+        "from distributed import LocalCluster\n"
+        "from muon_lab.sweep.__main__ import main\n"
+        "if __name__ == '__main__':\n"
+        "    with LocalCluster(n_workers=2, threads_per_worker=1, host='127.0.0.1', dashboard_address=None) as cluster:\n"
+        "        sys.exit(main([*sys.argv[1:], '--cluster', cluster.scheduler_address]))\n"
+    )
+    command = [sys.executable, str(script), *COMMAND, "--out", str(tmp_path / "out")]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert answer.returncode == 0, answer.stderr
+    assert digest(tmp_path / "out") == whole
+
+
 def test_provenance_is_inside_and_names_no_place(sweep, small, tmp_path):
     sweep(*small, "--quiet")
     path = tmp_path / "runs/blockwise/table.parquet"
