@@ -16,7 +16,7 @@ from typing import Any
 
 from muon_lab.studies.study import Case, Row
 
-__all__ = ["BrokenExecutor", "Serial", "cluster", "local", "run_case", "stream", "threads"]
+__all__ = ["BrokenExecutor", "Serial", "cluster", "local", "provenance_here", "run_case", "stream", "threads"]
 
 #: What workers need, imported once by the fork server and inherited by all of them.
 PRELOAD = (
@@ -39,6 +39,14 @@ def run_case(study: str, case: Case) -> Row:
 
     with threads(case.get("threads") or 1):
         return studies.get(study).row(case)
+
+
+def provenance_here() -> dict[str, Any]:
+    """Return under what cases are measured in this process."""
+    from muon_lab.sweep import provenance
+
+    with threads(1):
+        return provenance.measured()
 
 
 @contextlib.contextmanager

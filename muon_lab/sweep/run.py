@@ -125,7 +125,7 @@ def _measure(
 ) -> None:
     if not missing:
         return
-    here = executor.submit(provenance.measured).result()
+    here = executor.submit(executors.provenance_here).result()
     calls = ((study.name, planned.cases[key]) for key in missing)
     for row in executors.stream(executor, executors.run_case, calls, window=jobs if jobs == 1 else 2 * jobs):
         log.append(row, here)

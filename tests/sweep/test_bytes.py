@@ -113,7 +113,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path):
     process = start(tmp_path, "--jobs", "2")
     wait_for_lines(tmp_path, process, 3)
     os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    process.communicate()
     assert group_ends(process.pid)
 
 
@@ -126,8 +126,8 @@ def test_a_dask_cluster_gives_the_same_bytes(whole, tmp_path):
         "from distributed import LocalCluster\n"
         "from muon_lab.sweep.__main__ import main\n"
         "if __name__ == '__main__':\n"
-        "    with LocalCluster(n_workers=2, threads_per_worker=1, host='127.0.0.1', dashboard_address=None) as cluster:\n"
-        "        sys.exit(main([*sys.argv[1:], '--cluster', cluster.scheduler_address]))\n"
+        "    with LocalCluster(n_workers=2, threads_per_worker=1, host='127.0.0.1', dashboard_address=None) as c:\n"
+        "        sys.exit(main([*sys.argv[1:], '--cluster', c.scheduler_address]))\n"
     )
     command = [sys.executable, str(script), *COMMAND, "--out", str(tmp_path / "out")]
     answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
