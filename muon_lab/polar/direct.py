@@ -62,8 +62,8 @@ def svd(roundoff: float | None = None) -> Orthogonalizer:
         if not torch.isfinite(largest(G)).all():
             raise not_finite(G)
         U, s, Vh = torch.linalg.svd(G.double(), full_matrices=False)
-        own = torch.finfo(G.dtype).eps / 2
-        kept = s > _cutoff(s, *G.shape[-2:], own if roundoff is None else roundoff)
+        m, n = G.shape[-2:]
+        kept = s > _cutoff(s, m, n, torch.finfo(G.dtype).eps / 2 if roundoff is None else roundoff)
         return ((U * kept.unsqueeze(-2)) @ Vh).to(G.dtype)
 
     return orthogonalize

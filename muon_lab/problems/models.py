@@ -82,14 +82,14 @@ def linear(inputs: int, outputs: int, std: float, generator: torch.Generator) ->
 
     The global random generator is not touched: the usual initialisation is skipped, not overwritten.
     """
-    layer: nn.Linear = skip_init(nn.Linear, inputs, outputs, bias=False)  # type: ignore[no-untyped-call]
+    layer: nn.Linear = skip_init(nn.Linear, inputs, outputs, bias=False)
     nn.init.normal_(layer.weight, std=std, generator=generator)
     return layer
 
 
 def embedding(tokens: int, width: int, std: float, generator: torch.Generator) -> nn.Embedding:
     """Make a table of vectors, one a token, whose entries are normal with standard deviation ``std``."""
-    table: nn.Embedding = skip_init(nn.Embedding, tokens, width)  # type: ignore[no-untyped-call]
+    table: nn.Embedding = skip_init(nn.Embedding, tokens, width)
     nn.init.normal_(table.weight, std=std, generator=generator)
     return table
 
