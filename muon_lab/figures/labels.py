@@ -1,17 +1,22 @@
 """Words in a figure: names at the ends of curves, kept apart, and the note on what isn't shown."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from muon_lab.figures import style
 
 #: Points from baseline to baseline, in font sizes.
 LEADING = 1.1
+
+#: Inches from line to line of a legend: the font size of 8 points and half of one.
+LINE = 12 / 72
 
 #: Where the names begin, in widths of the axes.
 MARGIN = 1.05
@@ -70,6 +75,14 @@ def name_ends(axes: Axes, ends: Sequence[End]) -> None:
             va="center_baseline",
             arrowprops=line if tip[0] > 0.9 and abs(tip[1] - height) > gap / 4 else None,
         )
+
+
+def legend(figure: Figure, entries: Mapping[str, Line2D], columns: int) -> None:
+    """Write a legend above the panels; from its second line on it makes the figure higher instead of the panels low."""
+    columns = min(columns, len(entries))
+    lines = math.ceil(len(entries) / columns)
+    figure.set_figheight(figure.get_figheight() + LINE * (lines - 1))
+    figure.legend(list(entries.values()), list(entries), loc="outside upper center", ncols=columns)
 
 
 def note(figure: Figure, text: str) -> None:

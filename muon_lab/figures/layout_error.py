@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from muon_lab.figures import labels, style, summaries
+from muon_lab.figures import frames, labels, style, summaries
 
 CUTS = {0: "rows cut", 1: "columns cut"}
 QUANTITIES = {"relative": r"$\|B-U\|\,/\,\|U\|$", "sigma_max": r"largest singular value of $B$"}
@@ -24,6 +24,12 @@ KINDS: tuple[tuple[style.Dashes, float], ...] = (
     ((0, (4, 1.2, 1, 1.2)), 0.2),
 )
 
+#: The smallest height of the axis of errors: below it they are rounding.
+FLAT = 1e-2
+
+#: The smallest singular value that the axis has to reach: that of the zero matrix has no place on it.
+SMALLEST = 1 / 8
+
 #: Room that the points of one tp share, in octaves.
 DODGE = 0.34
 
@@ -35,7 +41,7 @@ class Series(NamedTuple):
     method: str
     steps: int | None
     dtype: str
-    look: dict[str, Any]
+    look: style.Look
     shift: float
 
 
@@ -80,17 +86,15 @@ def _kinds(rows: pl.DataFrame) -> list[str]:
 def _series(rows: pl.DataFrame) -> list[Series]:
     kinds, methods = _kinds(rows), style.in_order(rows["method"])
     present = set(rows.select("kind", "method", "steps", "dtype").iter_rows())
-    order = sorted(
-        present, key=lambda one: (kinds.index(one[0]), methods.index(one[1]), one[2] or 0, list(style.MARKERS), one[3])
-    )
+    order = sorted(present, key=lambda one: (kinds.index(one[0]), methods.index(one[1]), one[2] or 0, one[3]))
     shifts = np.linspace(-DODGE / 2, DODGE / 2, len(order)) if len(order) > 1 else [0.0]
     return [
-        Series(*one, look=_look(rows, kinds.index(one[0]), *one[1:]), shift=float(shift))
-        for one, shift in zip(order, shifts, strict=True)
+        Series(kind, method, steps, dtype, _look(rows, kinds.index(kind), method, steps, dtype), float(shift))
+        for (kind, method, steps, dtype), shift in zip(order, shifts, strict=True)
     ]
 
 
-def _look(rows: pl.DataFrame, kind: int, method: str, steps: int | None, dtype: str) -> dict[str, Any]:
+def _look(rows: pl.DataFrame, kind: int, method: str, steps: int | None, dtype: str) -> style.Look:
     dashes, filled = KINDS[kind % len(KINDS)]
     counts = sorted(rows.filter(pl.col("method") == method)["steps"].drop_nulls().unique())
     strength = 1.0 if len(counts) < 2 else 0.45 + 0.55 * counts.index(steps) / (len(counts) - 1)
@@ -113,32 +117,31 @@ def _draw(axes: Axes, rows: pl.DataFrame, one: Series, metric: str) -> None:
     low, median, high = (found[name].to_numpy() for name in ("low", "median", "high"))
     axes.vlines(x, low, high, color=one.look["color"], linewidth=0.8)
     name = " ".join(str(part) for part in (one.kind, one.method, one.steps, one.dtype) if part is not None)
-    axes.plot(x, median, label=name, linewidth=0.9, **{key: value for key, value in one.look.items()})
+    axes.plot(x, median, label=name, linewidth=0.9, **one.look)
 
 
 def _bound(axes: Axes, rows: pl.DataFrame) -> None:
+    """Draw the bound of every tp as a bar below all the points of that tp."""
     bound = rows.group_by("tp").agg(pl.col("bound").first()).sort("tp")
     x, y = bound["tp"].to_numpy(), bound["bound"].to_numpy()
-    axes.plot(x, y, color=style.GREY, linewidth=3.0, alpha=0.35, zorder=1, label="bound", solid_capstyle="round")
+    reach = 2.0 ** (DODGE / 2 + 0.1)
+    axes.hlines(y, x / reach, x * reach, color=style.tint(style.GREY, 0.4), linewidth=3.0, zorder=1, label="bound")
 
 
 def _finish(grid: Any, dims: Sequence[int], rows: pl.DataFrame) -> None:
     sizes = sorted(rows["tp"].unique())
-    for (row, name), (column, dim) in product(enumerate(QUANTITIES), enumerate(dims)):
-        axes = grid[row, column]
-        style.log2(axes.xaxis, sizes)
+    for axes, dim in zip(grid[0], dims, strict=True):
+        axes.set_title(f"{CUTS[dim]} (dim {dim})")
+        style.log2(axes, "x", sizes)
         axes.set_xlim(sizes[0] / 2**0.45, sizes[-1] * 2**0.45)
-        if row == 0:
-            axes.set_title(f"{CUTS[dim]} (dim {dim})")
-            axes.set_ylim(bottom=0)
-        else:
-            axes.set_xlabel("tensor-parallel ranks")
-        if column == 0:
-            axes.set_ylabel(QUANTITIES[name])
-    style.log2(grid[1, 0].yaxis, rows["bound"].unique(), _root)
-    top = grid[1, 0].get_ylim()[1]
-    last = float(rows["bound"].max())  # type: ignore[arg-type]
-    grid[1, 0].set_ylim(top=max(top, last * 2**0.2))
+    frames.name_outside(grid, "tensor-parallel ranks")
+    for row, label in zip(grid, QUANTITIES.values(), strict=True):
+        row[0].set_ylabel(label)
+    top = max(FLAT, *(axes.dataLim.y1 for axes in grid[0]))
+    grid[0, 0].set_ylim(-0.03 * top, 1.05 * top)  # room for the markers at 0
+    style.log2(grid[1, 0], "y", rows["bound"].unique(), _root)
+    low, high = min(axes.dataLim.y0 for axes in grid[1]), max(axes.dataLim.y1 for axes in grid[1])
+    grid[1, 0].set_ylim(max(low, SMALLEST) / 2**0.1, high * 2**0.2)
 
 
 def _root(value: float) -> str:
@@ -160,8 +163,7 @@ def _legend(figure: Figure, rows: pl.DataFrame, series: Sequence[Series]) -> Non
         shape = "o" if summaries.several(rows, "dtype") else series[0].look["marker"]
         entries[kind] = Line2D([], [], color=style.GREY, linestyle=dashes, marker=shape, markerfacecolor=fill)
     if summaries.several(rows, "dtype"):
-        for dtype in sorted(rows["dtype"].unique()):
+        for dtype in style.in_order(rows["dtype"], style.MARKERS):
             entries[dtype] = Line2D([], [], color=style.GREY, linestyle="", marker=style.marker(dtype))
-    entries[r"bound $\sqrt{tp}$"] = Line2D([], [], color=style.GREY, linewidth=3.0, alpha=0.35)
-    columns = 3 if figure.get_figwidth() < style.DOUBLE else 6
-    figure.legend(list(entries.values()), list(entries), loc="outside upper center", ncols=min(columns, len(entries)))
+    entries[r"bound $\sqrt{tp}$"] = Line2D([], [], color=style.tint(style.GREY, 0.4), linewidth=3.0)
+    labels.legend(figure, entries, columns=2 if figure.get_figwidth() < style.DOUBLE else 6)

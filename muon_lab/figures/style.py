@@ -4,10 +4,11 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any, Literal
 
 import matplotlib
 from matplotlib import colors, ticker
-from matplotlib.axis import Axis
+from matplotlib.axes import Axes
 
 #: Widths of one and of two columns of a paper, in inches.
 SINGLE, DOUBLE = 3.25, 6.75
@@ -16,7 +17,7 @@ SINGLE, DOUBLE = 3.25, 6.75
 GREY = "#666666"
 
 #: What differs from matplotlib's defaults. The fonts ship with matplotlib: no figure depends on a machine's own.
-HOUSE = {
+HOUSE: dict[Any, Any] = {
     "font.family": "STIXGeneral",
     "mathtext.fontset": "stix",
     "font.size": 8.0,
@@ -68,7 +69,13 @@ _DASHES = {"deepseekv4": (0, (2.2, 1.6))}
 MARKERS = {"float64": "o", "float32": "s", "bfloat16": "^", "float16": "v", "tf32": "P", "mxfp8_e4m3": "D"}
 _OTHER_MARKER = "X"
 
-Dashes = str | tuple[int, tuple[float, ...]]
+#: How an artist looks: keyword arguments of matplotlib's.
+Look = dict[str, Any]
+
+#: A line style of matplotlib's: a name, or an offset and lengths.
+Dashes = Any
+
+Which = Literal["x", "y"]
 
 
 @contextmanager
@@ -119,49 +126,59 @@ def tint(shade: str, strength: float) -> str:
     >>> tint("#000000", 0.5)
     '#808080'
     """
-    return colors.to_hex([1 - strength * (1 - part) for part in colors.to_rgb(shade)])
+    red, green, blue = (1 - strength * (1 - part) for part in colors.to_rgb(shade))
+    return colors.to_hex((red, green, blue))
 
 
-def in_order(methods: Iterable[str]) -> list[str]:
-    """Sort methods as `METHODS` has them; unknown names follow by alphabet.
+def in_order(names: Iterable[str], known: Iterable[str] = METHODS) -> list[str]:
+    """Sort names as `METHODS` (or `MARKERS`) has them; unknown ones follow by alphabet.
 
     Examples
     --------
     >>> in_order(["mine", "quintic", "svd", "svd"])
     ['svd', 'quintic', 'mine']
+    >>> in_order(["bfloat16", "float64"], MARKERS)
+    ['float64', 'bfloat16']
     """
-    rank = {name: index for index, name in enumerate(METHODS)}
-    return sorted(set(methods), key=lambda name: (rank.get(name, len(rank)), name))
+    rank = {name: index for index, name in enumerate(known)}
+    return sorted(set(names), key=lambda name: (rank.get(name, len(rank)), name))
 
 
-def ticks(axis: Axis, values: Iterable[float], label: Callable[[float], str] = "{:g}".format) -> None:
+def ticks(
+    axes: Axes, which: Which, values: Iterable[float | int], label: Callable[[float], str] = "{:g}".format
+) -> None:
     """Put ticks at the given values and nowhere else."""
-    places = sorted(set(values))
+    axis, places = axes.xaxis if which == "x" else axes.yaxis, sorted(set(values))
     axis.set_major_locator(ticker.FixedLocator(places))
     axis.set_major_formatter(ticker.FixedFormatter([label(place) for place in places]))
     axis.set_minor_locator(ticker.NullLocator())
 
 
-def log2(axis: Axis, values: Iterable[float], label: Callable[[float], str] = "{:g}".format) -> None:
+def log2(
+    axes: Axes, which: Which, values: Iterable[float | int], label: Callable[[float], str] = "{:g}".format
+) -> None:
     """Make an axis binary, with ticks at the given values: 1 2 4 8, never 2×10⁰."""
-    _scale(axis, 2)
-    ticks(axis, values, label)
+    _scale(axes, which, 2)
+    ticks(axes, which, values, label)
 
 
-def log10(axis: Axis, low: float, high: float, most: int = 6) -> None:
+def log10(axes: Axes, which: Which, low: float, high: float, most: int = 6) -> None:
     """Make an axis decimal from ``low`` to ``high``, with at most ``most`` ticks, all at powers of ten.
 
     Less than a decade apart, no two powers of ten need lie inside: then the ticks are at 1, 2 and 5 times one.
     """
-    _scale(axis, 10)
-    _limits(axis, low, high)
+    if which == "x":
+        axes.set_xlim(low, high)
+    else:
+        axes.set_ylim(low, high)
+    _scale(axes, which, 10)  # after the limits: matplotlib refuses to choose them where all the data are 0
     first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
     if last > first:
         stride = math.ceil((last - first + 1) / most)
-        ticks(axis, [10.0**power for power in range(last, first - 1, -stride)], power_of_ten)
+        ticks(axes, which, [10.0**power for power in range(last, first - 1, -stride)], power_of_ten)
     else:
         near = [digit * 10.0**power for power in range(first - 2, last + 2) for digit in (1, 2, 5)]
-        ticks(axis, [value for value in near if low <= value <= high])
+        ticks(axes, which, [value for value in near if low <= value <= high])
 
 
 def power_of_ten(value: float) -> str:
@@ -176,9 +193,8 @@ def power_of_ten(value: float) -> str:
     return "1" if power == 0 else f"$10^{{{power}}}$"
 
 
-def _scale(axis: Axis, base: int) -> None:
-    {"x": axis.axes.set_xscale, "y": axis.axes.set_yscale}[axis.axis_name]("log", base=base)
-
-
-def _limits(axis: Axis, low: float, high: float) -> None:
-    {"x": axis.axes.set_xlim, "y": axis.axes.set_ylim}[axis.axis_name](low, high)
+def _scale(axes: Axes, which: Which, base: int) -> None:
+    if which == "x":
+        axes.set_xscale("log", base=base)
+    else:
+        axes.set_yscale("log", base=base)

@@ -1,0 +1,59 @@
+"""One figure a study: a table in, a figure out."""
+
+from collections.abc import Callable
+
+import polars as pl
+from matplotlib.figure import Figure
+
+from muon_lab.figures.layout_error import blockwise
+from muon_lab.figures.ratios import speed
+from muon_lab.figures.scalar_maps import schedules
+from muon_lab.figures.step_error import orthogonalization
+from muon_lab.nearest import unknown
+
+__all__ = ["blockwise", "draw", "names", "orthogonalization", "schedules", "speed"]
+
+_STUDIES: dict[str, Callable[[pl.DataFrame], Figure]] = {
+    "orthogonalization": orthogonalization,
+    "blockwise": blockwise,
+    "schedules": schedules,
+    "speed": speed,
+}
+
+
+def names() -> tuple[str, ...]:
+    """Return the studies that have a figure.
+
+    Examples
+    --------
+    >>> names()
+    ('orthogonalization', 'blockwise', 'schedules', 'speed')
+    """
+    return tuple(_STUDIES)
+
+
+def draw(study: str, table: pl.DataFrame) -> Figure:
+    """Draw the table of a study.
+
+    Parameters
+    ----------
+    study : str
+        One of `names`.
+    table : polars.DataFrame
+        One row a case, as the sweep writes it.
+
+    Raises
+    ------
+    ValueError
+        For an unknown study, a table without the study's columns, or one in which nothing was measured.
+
+    Examples
+    --------
+    >>> table = pl.DataFrame({"method": "taylor", "steps": [1, 2], "sigma": 0.1, "outcome": "ok",
+    ...                       "image": [0.186, 0.342], "worst": [0.814, 0.658], "low": [0.186, 0.342], "high": 1.0})
+    >>> [axes.get_title() for axes in draw("schedules", table).axes]
+    ['taylor, 2', '']
+    """
+    if study not in _STUDIES:
+        raise unknown("study", study, _STUDIES)
+    return _STUDIES[study](table)

@@ -1,0 +1,294 @@
+import subprocess
+import sys
+from itertools import combinations, product
+
+import numpy as np
+import polars as pl
+import pytest
+from matplotlib.text import Text
+
+from muon_lab import figures
+from muon_lab.figures import labels, panels, save
+
+GENERATOR = np.random.default_rng
+
+
+def blockwise(sources=("recorded", "gaussian"), dims=(0, 1), tps=(1, 2, 4, 8), methods=("svd", "quintic")):
+    matrices = {
+        "recorded": [f"{kind}/200/{layer}" for kind in ("gradient", "momentum") for layer in "abcde"],
+        "gaussian": [None] * 3,
+    }
+    rows = []
+    for source, dim, tp, method in product(sources, dims, tps, methods):
+        for seed, matrix in enumerate(matrices[source]):
+            rows.append((source, matrix, seed, dim, tp, method, None if method == "svd" else 5))
+    table = pl.DataFrame(
+        rows,
+        schema={"source": pl.String, "matrix": pl.String, "seed": pl.Int64, "dim": pl.Int64, "tp": pl.Int64}
+        | {"method": pl.String, "steps": pl.Int64},
+        orient="row",
+    )
+    noise = GENERATOR(0).uniform(0.5, 1, (2, len(table)))
+    return table.with_columns(
+        dtype=pl.lit("float64"),
+        outcome=pl.lit("ok"),
+        relative=pl.Series(noise[0]) * pl.col("tp").sqrt(),
+        sigma_max=pl.Series(noise[1]) * pl.col("tp").sqrt(),
+        bound=pl.col("tp").sqrt(),
+    )
+
+
+def orthogonalization(steps=(1, 2, 3)):
+    axes = ("gaussian", "power(1)"), ("float32", "bfloat16"), ("simple", "taylor"), steps, (0, 1, 2)
+    rows = [*product(*axes), *((*point, "svd", None, 0) for point in product(*axes[:2]))]
+    table = pl.DataFrame(rows, schema=["spectrum", "dtype", "method", "steps", "seed"], orient="row")
+    noise = 10.0 ** GENERATOR(1).uniform(-4, 0, (3, len(table)))
+    names = ("relative", "truncation", "rounding")
+    return table.with_columns(pl.lit("ok").alias("outcome"), *map(pl.Series, names, noise))
+
+
+def schedules():
+    points = list(product(("simple", "aol", "mine"), (1, 2, 3, 4, 5, 6), (1e-4, 1e-3, 1e-2, 0.1, 1.0)))
+    table = pl.DataFrame(points, schema=["method", "steps", "sigma"], orient="row")
+    noise = GENERATOR(2).uniform(0, 1, (4, len(table)))
+    names = ("image", "worst", "low", "high")
+    return table.with_columns(pl.lit("ok").alias("outcome"), *map(pl.Series, names, noise))
+
+
+def speed():
+    points = list(product(("64x64", "64x256", "512x512", "512x2048"), ("simple", "svd"), ("lab", "torch")))
+    table = pl.DataFrame(points, schema=["shape", "method", "peer"], orient="row")
+    ratio = 2.0 ** GENERATOR(3).uniform(-1, 2, len(table))
+    facts = {"threads": 1, "dtype": "float32", "steps": 5, "repeats": 7, "outcome": "ok"}
+    return table.with_columns(**{name: pl.lit(value) for name, value in facts.items()}).with_columns(
+        ratio=pl.Series(ratio), ratio_low=pl.Series(0.9 * ratio), ratio_high=pl.Series(1.2 * ratio)
+    )
+
+
+TABLES = {"orthogonalization": orthogonalization, "blockwise": blockwise, "schedules": schedules, "speed": speed}
+DEGENERATE = {
+    "one dim": lambda: ("blockwise", blockwise(dims=(1,))),
+    "one source": lambda: ("blockwise", blockwise(sources=("gaussian",)).with_columns(matrix=pl.lit(None))),
+    "one tp": lambda: ("blockwise", blockwise(tps=(4,))),
+    "one method": lambda: ("blockwise", blockwise(methods=("quintic",))),
+    "one row": lambda: ("blockwise", blockwise().head(1)),
+    "tp of no power of two": lambda: ("blockwise", blockwise(tps=(1, 3, 6))),
+    "no error at all": lambda: ("blockwise", blockwise(tps=(1,)).with_columns(relative=0.0)),
+    "zero matrices": lambda: ("blockwise", blockwise().with_columns(relative=0.0, sigma_max=0.0)),
+    "one number of steps": lambda: ("orthogonalization", orthogonalization(steps=(5,))),
+    "exact alone": lambda: ("orthogonalization", orthogonalization().filter(method="svd")),
+    "exact to the last bit": lambda: ("orthogonalization", orthogonalization().with_columns(truncation=0.0)),
+    "one schedule at one value": lambda: ("schedules", schedules().head(1)),
+    "exact schedules": lambda: ("schedules", schedules().with_columns(worst=0.0, image=1.0, low=1.0, high=1.0)),
+    "a schedule that escapes": lambda: ("schedules", schedules().with_columns(worst=1e9)),
+    "one shape": lambda: ("speed", speed().filter(shape="64x64")),
+    "a peer that is missing once": lambda: ("speed", speed().slice(1)),
+    "categories": lambda: ("speed", speed().with_columns(pl.col("peer", "method", "outcome").cast(pl.Categorical))),
+}
+
+
+def line(axes, name):
+    (found,) = [one for one in axes.lines if one.get_label() == name]
+    return found
+
+
+def texts(figure):
+    return [text.get_text() for text in figure.findobj(Text) if text.get_text()]
+
+
+def unseen(figure):
+    """Return what is never drawn: panels that are hidden, and ticks beyond the ends of their axis."""
+    for axes in figure.axes:
+        if not axes.get_visible():
+            yield from axes.findobj()
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            yield from (tick.label1 for tick in axis.get_major_ticks() if not low <= tick.get_loc() <= high)
+
+
+def boxes(figure):
+    """Return every visible word with its place on the page."""
+    figure.draw_without_rendering()
+    hidden = {id(artist) for artist in unseen(figure)}
+    words = figure.findobj(lambda one: isinstance(one, Text) and one.get_visible() and one.get_text().strip())
+    return [(text.get_text(), Text.get_window_extent(text)) for text in words if id(text) not in hidden]
+
+
+def cut_off(figure):
+    """Return the visible words that leave the page by more than a dot."""
+    page = figure.bbox
+    return [
+        word
+        for word, box in boxes(figure)
+        if min(box.x0 - page.x0, box.y0 - page.y0, page.x1 - box.x1, page.y1 - box.y1) < -1
+    ]
+
+
+def overlaps(figure):
+    """Return the pairs of visible words that share more than a dot of the page."""
+    return [
+        (one, other)
+        for (one, a), (other, b) in combinations(boxes(figure), 2)
+        if min(a.x1, b.x1) - max(a.x0, b.x0) > 1 and min(a.y1, b.y1) - max(a.y0, b.y0) > 1
+    ]
+
+
+def test_blockwise_draws_medians_and_quartiles():
+    table = blockwise()
+    figure = panels.blockwise(table)
+    own = table.filter(pl.col("matrix").str.starts_with("momentum"), dim=1, method="quintic").sort("tp")
+    for row, metric in enumerate(("relative", "sigma_max")):
+        values = own[metric].to_numpy().reshape(4, 5)
+        axes = figure.axes[2 * row + 1]
+        curve = line(axes, "recorded momenta quintic 5 float64")
+        np.testing.assert_array_equal(curve.get_ydata(), np.median(values, axis=1))
+        np.testing.assert_array_equal(np.round(np.log2(curve.get_xdata())), [0, 1, 2, 3])
+        bars = np.array([bar for one in axes.collections for bar in one.get_segments() if bar[0][0] == bar[1][0]])
+        for low, high in zip(*np.quantile(values, [0.25, 0.75], axis=1), strict=True):
+            assert np.isclose(bars[:, :, 1], [low, high], rtol=1e-14).all(axis=1).any()
+
+
+def test_blockwise_draws_the_bound_of_the_table():
+    figure = panels.blockwise(blockwise())
+    (bound,) = [one for one in figure.axes[2].collections if one.get_label() == "bound"]
+    assert [segment[0][1] for segment in bound.get_segments()] == [1.0, 2**0.5, 2.0, 8**0.5]
+
+
+def test_schedules_draw_images_and_worst_errors():
+    table = schedules()
+    figure = panels.schedules(table, {"aol": 4}, lower=2e-3)
+    image = line(figure.axes[1], "aol 4")
+    own = table.filter(method="aol", steps=4)
+    np.testing.assert_array_equal(image.get_xydata(), own.select("sigma", "image").to_numpy())
+    worst = line(figure.axes[-1], "mine")
+    own = table.filter(method="mine", sigma=1e-3)
+    np.testing.assert_array_equal(worst.get_xydata(), own.select("steps", "worst").to_numpy())
+
+
+def test_orthogonalization_draws_the_whole_and_its_parts():
+    table = orthogonalization()
+    figure = panels.orthogonalization(table)
+    axes = figure.axes[3]
+    assert axes.get_title() == "power(1), bfloat16"
+    for name in ("relative", "truncation", "rounding"):
+        own = table.filter(spectrum="power(1)", dtype="bfloat16", method="taylor").sort("steps")
+        medians = np.median(own[name].to_numpy().reshape(3, 3), axis=1)
+        np.testing.assert_array_equal(line(axes, f"taylor {name}").get_ydata(), medians)
+
+
+def test_orthogonalization_at_one_number_of_steps_has_a_row_a_method():
+    table = orthogonalization(steps=(5,))
+    axes = panels.orthogonalization(table).axes[0]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["svd", "simple", "taylor"]
+    own = table.filter(spectrum="gaussian", dtype="float32", method="taylor")
+    assert line(axes, "taylor").get_xdata() == [own["relative"].median()]
+    assert line(axes, "taylor rounding").get_xdata() == [own["rounding"].median()]
+
+
+def test_speed_draws_ratios_with_their_quartiles():
+    table = speed()
+    axes = panels.speed(table).axes[2]
+    assert axes.get_title() == "512 × 512"
+    own = table.filter(shape="512x512", method="simple", peer="torch")
+    assert line(axes, "simple, torch").get_xdata() == [own["ratio"].item()]
+    ends = [list(one.get_segments()[0][:, 0]) for one in axes.collections]
+    assert [own["ratio_low"].item(), own["ratio_high"].item()] in ends
+
+
+@pytest.mark.parametrize("study", TABLES)
+def test_the_order_of_rows_does_not_matter(study, tmp_path):
+    table = TABLES[study]()
+    found = [
+        [path.read_bytes() for path in save.save(figures.draw(study, one), tmp_path / study)]
+        for one in (table, table.sample(fraction=1.0, shuffle=True, seed=1))
+    ]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("study", "wanted"),
+    [
+        ("blockwise", {"rows cut (dim 0)", "tensor-parallel ranks", "svd", "recorded momenta", "planted gaussian"}),
+        ("schedules", {"steps", r"$\sigma$", "simple", "mine", "aol, 5"}),
+        ("orthogonalization", {"steps", "truncation", "rounding", "taylor", "gaussian, float32"}),
+        ("speed", {"time / reference", "svd, lab", "512 × 2048"}),
+    ],
+)
+def test_everything_has_its_name(study, wanted):
+    assert wanted <= {*texts(figures.draw(study, TABLES[study]()))}
+
+
+@pytest.mark.parametrize("study", TABLES)
+def test_words_do_not_meet_and_stay_on_the_page(study):
+    figure = figures.draw(study, TABLES[study]())
+    assert overlaps(figure) == []
+    assert cut_off(figure) == []
+
+
+def test_words_that_meet_are_seen():
+    figure = figures.draw("speed", speed())
+    figure.text(0.5, 0.5, "planted")
+    figure.text(0.51, 0.5, "twice")
+    assert ("planted", "twice") in overlaps(figure)
+    figure.text(0.97, 0.1, "too far right")
+    assert cut_off(figure) == ["too far right"]
+
+
+@pytest.mark.parametrize("study", TABLES)
+def test_cases_that_did_not_end_well_are_counted_and_not_drawn(study):
+    table = TABLES[study]()
+    metrics = [name for name, dtype in table.schema.items() if dtype == pl.Float64 and name not in ("sigma", "bound")]
+    bad = table.head(2).with_columns(
+        pl.lit("nonfinite").alias("outcome"), *(pl.lit(1e9).alias(name) for name in metrics)
+    )
+    figure = figures.draw(study, pl.concat([table, bad]))
+    assert f"2 of {len(table) + 2} cases not shown" in texts(figure)
+    assert all(np.nanmax(one.get_ydata(), initial=0) < 1e9 for axes in figure.axes for one in axes.lines)
+    assert not any("not shown" in text for text in texts(figures.draw(study, table)))
+
+
+@pytest.mark.parametrize("name", DEGENERATE)
+def test_a_thin_table_gives_a_figure(name, tmp_path):
+    figure = figures.draw(*DEGENERATE[name]())
+    assert overlaps(figure) == []
+    assert cut_off(figure) == []
+    assert all(path.stat().st_size > 1000 for path in save.save(figure, tmp_path / "thin"))
+
+
+def test_ends_of_curves_keep_apart_as_they_are_ordered():
+    places = GENERATOR(5).uniform(0, 1, 9)
+    moved = np.array(labels.spread([float(place) for place in places], 0.1))
+    assert (np.argsort(moved) == np.argsort(places)).all()
+    assert np.diff(np.sort(moved)).min() > 0.1 - 1e-12
+    assert moved.min() >= 0
+    assert moved.max() <= 1
+
+
+def test_unknown_study_names_the_nearest():
+    with pytest.raises(ValueError, match="unknown study 'blokwise': did you mean 'blockwise'"):
+        figures.draw("blokwise", blockwise())
+
+
+def test_a_table_of_another_study_is_refused():
+    with pytest.raises(ValueError, match="table lacks the columns shape"):
+        figures.draw("speed", blockwise())
+
+
+def test_a_table_without_results_is_refused():
+    with pytest.raises(ValueError, match="none of the 208 rows of the table ended ok"):
+        figures.draw("blockwise", blockwise().with_columns(outcome=pl.lit("error")))
+
+
+def test_every_study_has_a_figure():
+    from muon_lab import studies
+
+    assert set(figures.names()) == set(studies.NAMES)
+
+
+def test_figures_never_import_torch():
+    code = (
+        "import sys; from muon_lab import figures; from muon_lab.figures import save, style; figures.names();"
+        "assert 'matplotlib.figure' in sys.modules; assert 'matplotlib.pyplot' not in sys.modules;"
+        "assert not {'torch', 'muon_lab.studies', 'muon_lab.polar'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
