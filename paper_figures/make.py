@@ -23,16 +23,17 @@ from muon_lab.figures import save
 from muon_lab.nearest import unknown
 
 FOLDER = Path(__file__).resolve().parent
-SUFFIXES = (".pdf", ".png")
+SUFFIXES = (".pdf", ".png", ".txt")
 COMMAND = "python paper_figures/make.py"
 
 
 @dataclass(frozen=True)
 class Script:
-    """One ``fig_NAME.py``: the tables it reads, by their names in it, and its function from tables to figure."""
+    """One ``fig_NAME.py``: the tables it reads, by their names in it, its caption, and its function to a figure."""
 
     path: Path
     tables: Mapping[str, str]
+    caption: str
     draw: Callable[[Mapping[str, pl.DataFrame]], Figure]
 
     @property
@@ -77,7 +78,7 @@ def load(path: Path) -> Script:
         raise ValueError(f"{path} is no Python file")
     module: Any = module_from_spec(spec)
     spec.loader.exec_module(module)
-    return Script(path, module.TABLES, module.draw)
+    return Script(path, module.TABLES, module.CAPTION, module.draw)
 
 
 def stamp(paper: Paper, script: Script) -> str:
@@ -104,13 +105,14 @@ def read(paper: Paper, relative: str) -> pl.DataFrame:
 
 
 def draw(paper: Paper, script: Script, folder: Path) -> None:
-    """Draw a figure into a folder."""
+    """Draw a figure into a folder, and put its caption beside it."""
     tables = {name: read(paper, relative) for name, relative in script.tables.items()}
     try:
         figure = script.draw(tables)
     except ValueError as error:
         raise ValueError(f"{script.path.name}: {error}") from error
     save.save(figure, folder / script.name)
+    (folder / f"{script.name}.txt").write_text(script.caption.strip() + "\n", "utf-8")
 
 
 def rebuild(paper: Paper, scripts: Sequence[Script]) -> dict[str, str]:

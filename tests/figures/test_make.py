@@ -162,4 +162,21 @@ def test_a_script_run_by_itself_draws_its_figure(project):
     command = [sys.executable, "-W", "error", project / "paper_figures/fig_schedules.py"]
     subprocess.run(command, check=True, cwd=project, capture_output=True)
     out = project / "paper_figures/out"
-    assert sorted(path.name for path in out.iterdir()) == ["schedules.pdf", "schedules.png", "stamps.json"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "schedules.pdf",
+        "schedules.png",
+        "schedules.txt",
+        "stamps.json",
+    ]
+
+
+def test_committed_figures_are_what_their_committed_tables_give(make):
+    """Bytes depend on the versions of matplotlib and its libraries: `make.py --check` compares them in the gate."""
+    paper = make.Paper(make.FOLDER)
+    for name, path in paper.scripts().items():
+        script = make.load(path)
+        for suffix in make.SUFFIXES:
+            assert (paper.out / f"{name}{suffix}").is_file()
+        assert all(paper.table(relative).is_file() for relative in script.tables.values())
+        assert (paper.out / f"{name}.txt").read_text("utf-8").strip() == script.caption.strip()
+    assert make.leftovers(paper) == []

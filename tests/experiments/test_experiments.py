@@ -1,0 +1,53 @@
+"""Committed tables are what their question gives: a few cases are measured again."""
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from muon_lab import studies
+from muon_lab.sweep import grid, tables
+from muon_lab.sweep.executors import run_case
+
+FOLDERS = sorted(path.parent for path in (Path(__file__).parent.parent.parent / "experiments").glob("*/sweep.toml"))
+
+
+@pytest.fixture(params=FOLDERS, ids=lambda path: path.name)
+def folder(request):
+    return request.param
+
+
+def test_the_table_has_the_cases_of_the_question(folder):
+    experiment = grid.read(folder / "sweep.toml")
+    table = pl.read_parquet(folder / "table.parquet")
+    provenance = tables.read_provenance(folder / "table.parquet")
+    assert provenance["experiment"]["study"] == experiment.study
+    assert provenance["version"] == studies.get(experiment.study).version
+    assert all(measured["dirty"] is False for measured in provenance["measured"])
+    keys = set(grid.plan(experiment).cases)
+    if studies.get(experiment.study).timed:  # without the peers fewer cases are planned
+        assert keys <= set(table["key"])
+    else:
+        assert keys == set(table["key"])
+    assert set(table["outcome"]) == {"ok"}
+
+
+def test_the_folder_says_why_and_what_came_out(folder):
+    text = (folder / "README.md").read_text("utf-8")
+    for word in ("**Question.**", "**Setting.**", "**Finding", "**Outcome.**"):
+        assert word in text
+
+
+def test_a_few_cases_measured_again_give_the_same_numbers(folder):
+    """Bits differ between processors: condition times roundoff, 1e-6 here, is what may be left of that."""
+    experiment = grid.read(folder / "sweep.toml")
+    study = studies.get(experiment.study)
+    if study.timed:
+        pytest.skip("times are not reproducible")
+    table = pl.read_parquet(folder / "table.parquet")
+    cases = list(grid.plan(experiment).cases.items())
+    for key, case in cases[:: max(1, len(cases) // 12)]:
+        (committed,) = table.filter(key=key).to_dicts()
+        measured = run_case(study.name, case)
+        for column in study.columns:
+            assert measured[column.name] == pytest.approx(committed[column.name], rel=1e-6, abs=1e-6), column.name
