@@ -172,7 +172,7 @@ def test_a_script_run_by_itself_draws_its_figure(project):
 
 def test_committed_figures_are_what_their_committed_tables_give(make):
     """Bytes depend on the versions of matplotlib and its libraries: `make.py --check` compares them in the gate."""
-    paper = make.Paper(make.FOLDER)
+    paper = make.Paper(ROOT / "paper_figures")
     for name, path in paper.scripts().items():
         script = make.load(path)
         for suffix in make.SUFFIXES:
