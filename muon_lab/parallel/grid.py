@@ -1,7 +1,6 @@
 """Who holds what: the placement of a matrix on ranks, as pure data."""
 
 from dataclasses import dataclass
-from itertools import accumulate
 
 
 @dataclass(frozen=True)
@@ -24,23 +23,16 @@ class Placement:
     --------
     >>> even(18, 8, dim=0)
     Placement(dim=0, sizes=(3, 3, 2, 2, 2, 2, 2, 2))
-    >>> even(2, 4, dim=1).slices()
-    ((0, 1), (1, 2), (2, 2), (2, 2))
     """
 
     dim: int
     sizes: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if self.dim not in (0, 1):
+        if self.dim not in (0, 1) or isinstance(self.dim, bool):
             raise ValueError(f"dim of a placement must be 0 (rows) or 1 (columns), not {self.dim!r}")
         if not self.sizes or min(self.sizes) < 0:
             raise ValueError(f"sizes of a placement must be one non-negative length a rank, not {self.sizes!r}")
-
-    def slices(self) -> tuple[tuple[int, int], ...]:
-        """Return the first index and the one past the last of every rank."""
-        ends = tuple(accumulate(self.sizes))
-        return tuple(zip((0, *ends[:-1]), ends, strict=True))
 
 
 def even(length: int, tp: int, dim: int) -> Placement:
@@ -51,7 +43,7 @@ def even(length: int, tp: int, dim: int) -> Placement:
     ValueError
         If tp is below 1.
     """
-    if tp < 1:
-        raise ValueError(f"tp, the number of tensor-parallel ranks, must be at least 1, not {tp!r}")
+    if not isinstance(tp, int) or tp < 1:
+        raise ValueError(f"tp, the number of tensor-parallel ranks, must be a whole number of at least 1, not {tp!r}")
     share, rest = divmod(length, tp)
     return Placement(dim, tuple(share + (rank < rest) for rank in range(tp)))

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from muon_lab.arithmetic import largest
+from muon_lab.arithmetic.policy import EXACT_EXPONENT, largest, power_of_two
 from muon_lab.polar.engine import Orthogonalizer, check, not_finite
 
 #: How far above the mean spectral norm of the input's own rounding a direction must stand to count: a matrix that was
@@ -25,8 +25,8 @@ def svd(roundoff: float | None = None) -> Orthogonalizer:
 
     with u the unit roundoff of the data: the first is eight times the expected spectral norm of its rounding
     errors, taken as independent, the second the error of the decomposition. The usual cutoff
-    :math:`\max(m, n)\, \varepsilon\, \sigma_1` is some 1000 times larger in float32 and drops directions that a real
-    gradient determines to three digits.
+    :math:`\max(m, n)\, \varepsilon\, \sigma_1` is hundreds of times larger in float32 for the layers of a small model,
+    more for larger ones, and drops directions that a real gradient determines to two or three digits.
 
     Parameters
     ----------
@@ -59,9 +59,11 @@ def svd(roundoff: float | None = None) -> Orthogonalizer:
         check(G)
         if G.numel() == 0:
             return torch.zeros_like(G)
-        if not torch.isfinite(largest(G)).all():
+        X = G.double()
+        size = largest(X)
+        if not torch.isfinite(size).all():
             raise not_finite(G)
-        U, s, Vh = torch.linalg.svd(G.double(), full_matrices=False)
+        U, s, Vh = torch.linalg.svd(X * power_of_two(size, EXACT_EXPONENT[X.dtype]), full_matrices=False)
         m, n = G.shape[-2:]
         kept = s > _cutoff(s, m, n, torch.finfo(G.dtype).eps / 2 if roundoff is None else roundoff)
         return ((U * kept.unsqueeze(-2)) @ Vh).to(G.dtype)

@@ -92,6 +92,9 @@ def iterates(
     [-1.0, -0.701, -1.1136, -0.7207]
     """
 
+    if not isinstance(schedule, Schedule):
+        raise ValueError(f"schedule must be a Schedule, such as schedules.get('quintic'), not {schedule!r}")
+
     def run(G: Tensor) -> Iterator[Float[Tensor, "*batch m n"]]:
         check(G)
         if G.numel() == 0:
@@ -103,7 +106,7 @@ def iterates(
         norm = arithmetic.norm(X)
         if not torch.isfinite(norm).all():
             raise not_finite(G)
-        X = arithmetic.store(unit(X, norm).contiguous())
+        X = arithmetic.store(unit(X, norm).contiguous(), G.dtype)
         yield _as(X, G, tall)
         for step, (a, b, c) in enumerate(schedule.coefficients):
             A = arithmetic.gram(X)
@@ -125,6 +128,8 @@ def _as(X: Float[Tensor, "*flat p q"], G: Float[Tensor, "*batch m n"], tall: boo
 
 def check(G: Tensor) -> None:
     """Raise ``ValueError`` unless G has the axes and the dtype of a matrix that can be orthogonalized."""
+    if not isinstance(G, Tensor):
+        raise ValueError(f"the matrix to orthogonalize must be a torch tensor, not {type(G).__name__}")
     if G.ndim < 2:
         raise ValueError(f"the matrix to orthogonalize needs at least 2 axes, but has shape {tuple(G.shape)}")
     if not G.is_floating_point():

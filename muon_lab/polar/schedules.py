@@ -120,8 +120,8 @@ class Schedule:
     def headroom(self) -> float:
         """The largest normalised singular value (at most 1) up to which the image stays positive."""
         sigma = _grid(1e-3, 1.0)
-        wrong = sigma[self.map(sigma) <= 0]
-        return float(wrong.min()) if wrong.size else 1.0
+        wrong = np.flatnonzero(self.map(sigma) <= 0)
+        return float(sigma[wrong[0] - 1]) if wrong.size else 1.0
 
     @cached_property
     def caution(self) -> str | None:
@@ -210,7 +210,7 @@ _TABLES: tuple[Schedule, ...] = (
         ),
         4,
         "cycle",
-        (7.47e-3, 0.8837),
+        (7.47e-3, 0.8836),
         "flash-newton-schulz (Turbo-Muon): made for almost-orthogonal-layer preconditioned input, as "
         "shipped by Emerging-Optimizers with Frobenius normalisation",
     ),

@@ -170,7 +170,7 @@ def matrix(path: str | Path, name: str) -> Matrix:
     path = Path(path)
     with _opened(path) as file:
         if name not in file.names:
-            raise ValueError(f"{path} has no array named {name!r}{nearest(name, file.names)}")
+            raise ValueError(f"{path} has no array named {name!r}{nearest_names(name, file.names)}")
         stored = file.stored(name)
         if len(stored.shape) != 2:
             raise ValueError(f"{path}: {name!r} must be a matrix, with two dimensions, got the shape {stored.shape}")
@@ -216,7 +216,7 @@ def selected(names: Sequence[str], pattern: str, where: str) -> tuple[str, ...]:
     chosen = tuple(name for name in names if name == pattern or fnmatchcase(name, pattern))
     if not chosen:
         raise ValueError(
-            f"{where}: pattern {pattern!r} selects none of the {len(names)} names{nearest(pattern, names)}"
+            f"{where}: pattern {pattern!r} selects none of the {len(names)} names{nearest_names(pattern, names)}"
         )
     return chosen
 
@@ -277,7 +277,7 @@ def _checked(path: Path, stored: _Stored) -> Entry:
     return Entry(stored.name, stored.shape[0], stored.shape[1], stored.dtype)
 
 
-def nearest(wanted: str, names: Sequence[str]) -> str:
+def nearest_names(wanted: str, names: Sequence[str]) -> str:
     """End a sentence with the most similar names, if there are any."""
     similar = difflib.get_close_matches(wanted, names, n=3, cutoff=0.0)
     return f", the nearest are {', '.join(map(repr, similar))}" if similar else ", since there are none"
@@ -293,7 +293,7 @@ def _opened(path: Path) -> Iterator[_File]:
         raise ValueError(f"path must end in one of {' '.join(_READERS)}, got {path}")
     if not path.exists():
         beside = [other.name for other in path.parent.iterdir() if other.is_file()] if path.parent.is_dir() else []
-        raise ValueError(f"there is no file {path}{nearest(path.name, beside) if beside else ''}")
+        raise ValueError(f"there is no file {path}{nearest_names(path.name, beside) if beside else ''}")
     with reader(path) as file:
         yield file
 

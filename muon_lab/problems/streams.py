@@ -258,7 +258,7 @@ class Stream:
 
         header, start = self._header
         if name not in header:
-            raise ValueError(f"stream has no matrix named {name!r}{loaded.nearest(name, list(header))}")
+            raise ValueError(f"stream has no matrix named {name!r}{loaded.nearest_names(name, list(header))}")
         begin, end = header[name]["data_offsets"]
         raw = bytearray(self.content[start + begin : start + end])  # a copy: the bytes of the stream never change
         return torch.frombuffer(raw, dtype=torch.float32).reshape(header[name]["shape"])

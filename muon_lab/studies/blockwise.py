@@ -73,8 +73,7 @@ def measure(case: Case) -> Metrics:
     from muon_lab.measure.polar import errors
     from muon_lab.parallel import layouts
 
-    dtype = methods.dtype_named(case["dtype"])
-    G = torch.tensor(sources.matrix(case), dtype=torch.float64 if dtype == torch.float64 else torch.float32)
+    G = torch.tensor(sources.matrix(case), dtype=methods.data_dtype(case["dtype"]))
     orthogonalize = methods.build(case["method"], case["steps"], case["dtype"], sources.roundoff(case))
     whole = orthogonalize(G).double()
     B = layouts.blockwise(orthogonalize, dim=case["dim"], tp=case["tp"])(G).double()

@@ -85,31 +85,30 @@ def measure(case: Case) -> Metrics:
     import torch
 
     from muon_lab import polar
-    from muon_lab.arithmetic import Exact, unit
+    from muon_lab.arithmetic import Exact
     from muon_lab.measure.polar import errors
     from muon_lab.oracle import polar as oracle
     from muon_lab.polar import schedules
 
     G, U = sources.matrix(case), sources.truth(case)
-    dtype = methods.dtype_named(case["dtype"])
-    X = torch.tensor(G, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
-    rounded = unit(X, Exact().norm(X)).to(dtype)
+    X = torch.tensor(G, dtype=methods.data_dtype(case["dtype"]))
+    rounded, noise = methods.cast(X, case["dtype"]), methods.noise(sources.roundoff(case), case["dtype"])
     size = float(np.linalg.norm(U.U)) or 1.0
 
     def apart(A: Any, B: Any) -> float:
         return float(np.linalg.norm(A - B)) / size
 
-    cast = apart(oracle.polar(rounded.double().numpy(), roundoff=sources.roundoff(case)).U, U.U)
+    cast = apart(oracle.polar(rounded.double().numpy(), roundoff=noise).U, U.U)
     facts: dict[str, float | int | None] = {
         "input_error": cast,
         "condition": float(U.s[0] / U.s[U.rank - 1]) if U.rank else None,
         "rank": int(U.rank),
     }
     if case["method"] == methods.EXACT:
-        result, image = polar.svd(sources.roundoff(case))(rounded).double(), U.U
+        result, image = methods.build(case["method"], None, case["dtype"], sources.roundoff(case))(X).double(), U.U
     else:
         schedule = schedules.get(case["method"], case["steps"])
-        for step, iterate in enumerate(polar.iterates(schedule, Exact(dtype))(X)):
+        for step, iterate in enumerate(polar.iterates(schedule, Exact(methods.dtype_named(case["dtype"])))(X)):
             if not torch.isfinite(iterate).all():
                 raise Ended("nonfinite", f"step {step} is not finite", {**facts, "failed_step": step})
             result = iterate.double()

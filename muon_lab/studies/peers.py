@@ -99,7 +99,7 @@ _PEERS = {
     peer.name: peer
     for peer in (
         Peer("lab", "muon_lab", "", _anything, methods.build),
-        Peer("torch", "torch.optim._muon", "torch.optim.Muon came with torch 2.9", _torch_admits, _torch),
+        Peer("torch", "torch", "torch.optim.Muon came with torch 2.9", _torch_admits, _torch),
         Peer(
             "pytorch_optimizer",
             "pytorch_optimizer",

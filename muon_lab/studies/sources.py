@@ -9,6 +9,7 @@ The last two stand for several matrices, each of which has its own shape and no 
 
 import hashlib
 import json
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -27,21 +28,21 @@ if TYPE_CHECKING:
 #: What a row says of its matrix: its name in its source, and the first digits of the SHA-256 of that source.
 FACTS = ("matrix", "content")
 
-#: Unit roundoffs of the dtypes in which matrices are stored.
-_ROUNDOFFS = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-9, "float16": 2.0**-11}
+
+#: How many notes on skipped arrays are shown one by one.
+NOTES = 3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class File:
-    """The user's file, listed and checked once for the whole sweep."""
+    """The user's file as it is now. What a source selects from it is listed and checked once."""
 
     path: str
-    catalogue: loaded.Catalogue
 
-
-def opened(path: str) -> File:
-    """List a file and check that all its matrices are usable; raises ``ValueError``."""
-    return File(path, loaded.catalogue(path))
+    @lru_cache  # noqa: B019 (files are few)
+    def catalogue(self, pattern: str) -> loaded.Catalogue:
+        """List what a pattern selects, and check that it is usable; raises ``ValueError``."""
+        return loaded.catalogue(self.path, pattern)
 
 
 def settle(value: str, rows: int, cols: int, seed: int, file: File | None) -> Iterator[Case]:
@@ -60,9 +61,10 @@ def settle(value: str, rows: int, cols: int, seed: int, file: File | None) -> It
     elif kind == "file":
         if file is None:
             raise ValueError(f"source {value!r} needs a file: give one with --matrices FILE")
-        names = loaded.selected([entry.name for entry in file.catalogue.entries], pattern or "*", file.path)
-        entries = [entry for entry in file.catalogue.entries if entry.name in names]
-        yield from _listed(kind, entries, file.catalogue.sha256, _path=file.path)
+        found = file.catalogue(pattern or "*")
+        for note in _condensed(found.notes):
+            warnings.warn(note, stacklevel=2)
+        yield from _listed(kind, found.entries, found.sha256, _path=file.path)
     else:
         if kind.partition("(")[0] not in spectra.PROFILES:
             raise unknown("source", value, (*spectra.PROFILES, "recorded", "file"))
@@ -70,6 +72,13 @@ def settle(value: str, rows: int, cols: int, seed: int, file: File | None) -> It
         if min(rows, cols) < 1:
             raise ValueError(f"a matrix needs at least 1 row and 1 column, but {rows}×{cols} was asked for")
         yield {"source": str(spectrum), "matrix": None, "rows": rows, "cols": cols, "seed": seed, "content": None}
+
+
+def _condensed(notes: tuple[str, ...]) -> Iterator[str]:
+    """Yield notes, all but the first two of many as a number."""
+    yield from notes if len(notes) <= NOTES else notes[: NOTES - 1]
+    if len(notes) > NOTES:
+        yield f"{len(notes) - NOTES + 1} more arrays are no matrices and were left out"
 
 
 def _listed(kind: str, entries: Any, sha256: str, **where: str) -> Iterator[Case]:
@@ -91,16 +100,29 @@ def truth(case: Case) -> "Polar":
 
 def roundoff(case: Case) -> float:
     """Return the unit roundoff of the numbers in which the matrix of a case was stored."""
-    return _ROUNDOFFS[case.get("_stored", "float64")]
+    return _roundoff(case.get("_stored"))
+
+
+def _roundoff(dtype: str | None) -> float:
+    from muon_lab.measure import bounds
+
+    return bounds.unit_roundoff(dtype or "float64")
 
 
 def _identity(case: Case) -> tuple[Any, ...]:
-    return tuple(case.get(name) for name in ("source", "matrix", "rows", "cols", "seed", "_path", "_stored"))
+    return tuple(case.get(name) for name in ("source", "matrix", "rows", "cols", "seed", "content", "_path", "_stored"))
 
 
 @lru_cache(maxsize=2)  # neighbouring cases of a grid share their matrix
 def _problem(
-    source: str, name: str | None, rows: int, cols: int, seed: int | None, path: str | None, stored: str | None
+    source: str,
+    name: str | None,
+    rows: int,
+    cols: int,
+    seed: int | None,
+    content: str | None,  # a changed file is another problem
+    path: str | None,
+    stored: str | None,
 ) -> Any:
     from muon_lab.oracle import polar
 
@@ -112,7 +134,7 @@ def _problem(
         G = streams.committed()[name].double().numpy()
     else:
         G = loaded.matrix(path, name).double().numpy()
-    return G, polar.polar(G, roundoff=_ROUNDOFFS[stored or "float64"])
+    return G, polar.polar(G, roundoff=_roundoff(stored))
 
 
 def _generator(*identity: Any) -> np.random.Generator:

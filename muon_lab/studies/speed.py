@@ -45,7 +45,7 @@ COLUMNS = (
     Column("ratio_high", "1", "upper quartile over rounds"),
     Column("milliseconds", "ms", "median time of the candidate"),
     Column("reference_milliseconds", "ms", "median time of the reference"),
-    Column("gemm_gflops", "Gflop/s", "median rate of a square float32 product with as many flops as one of the loop's"),
+    Column("gemm_gflops", "Gflop/s", "median rate of square float32 products, as many flops as the reference"),
     Column("share", "1", "rate of the candidate's products, counted as general ones, over gemm_gflops"),
     Column("reference_share", "1", "the same for the reference"),
     Column("relative", "1", "‖X − U‖/‖U‖ of the candidate's result"),
@@ -90,10 +90,17 @@ def measure(case: Case) -> Metrics:
     reference = peers.build(*REFERENCE)
     side = max(1, round((min(rows, cols) ** 2 * max(rows, cols)) ** (1 / 3)))
     A = torch.tensor(np.random.default_rng(1).standard_normal((side, side)), dtype=torch.float32)
-    seconds = interleaved((lambda: candidate(G), lambda: reference(G), lambda: A @ A), case["repeats"])
-    own, base, gemm = np.median(seconds, axis=0)
+    base_flops = flops(schedules.get(*REFERENCE[1:3]), rows, cols)
+    products = max(1, round(base_flops / (2 * side**3)))  # as much work as the reference, so as steady a clock
+
+    def gemm() -> None:
+        for _ in range(products):
+            torch.mm(A, A)
+
+    seconds = interleaved((lambda: candidate(G), lambda: reference(G), gemm), case["repeats"])
+    own, base, plain = np.median(seconds, axis=0)
     ratios = seconds[:, 0] / seconds[:, 1]
-    rate = 2 * side**3 / gemm
+    rate = products * 2 * side**3 / plain
     truth = polar(G.double().numpy())
     exact = case["method"] == methods.EXACT
     own_flops = None if exact else flops(schedules.get(case["method"], case["steps"]), rows, cols)
@@ -105,7 +112,7 @@ def measure(case: Case) -> Metrics:
         "reference_milliseconds": 1e3 * float(base),
         "gemm_gflops": rate / 1e9,
         "share": None if own_flops is None else own_flops / own / rate,
-        "reference_share": flops(schedules.get(*REFERENCE[1:3]), rows, cols) / base / rate,
+        "reference_share": base_flops / base / rate,
         "relative": errors(candidate(G).double(), truth).relative,
         "reference_relative": errors(reference(G).double(), truth).relative,
     }

@@ -3,11 +3,11 @@
 Examples
 --------
 >>> from muon_lab import sweep
->>> rows = sweep.table("schedules", method=("quintic",), steps=(5, 6), sigma=(0.01,))
+>>> rows = sweep.table("schedules", method=("quintic",), steps=(4, 5), sigma=0.01)
 >>> for steps, low, high in rows.select("steps", "low", "high").rows():
 ...     print(f"{steps} steps: [{low:.3f}, {high:.3f}]")
+4 steps: [0.918, 1.147]
 5 steps: [0.978, 1.032]
-6 steps: [0.064, 0.165]
 """
 
 from typing import TYPE_CHECKING

@@ -24,6 +24,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         request = arguments.read(sys.argv[1:] if argv is None else argv)
         plans = _planned(request)
         return _dry_run(request, plans) if request.options.dry_run else _run(request, plans)
+    except KeyboardInterrupt:
+        _say("muon_lab.sweep: interrupted before the first case")
+        return INTERRUPTED
     except Help as answer:
         if str(answer):
             print(answer)
@@ -42,9 +45,7 @@ def _planned(request: Request) -> tuple[Plan, ...]:
     if request.options.matrices is not None:
         from muon_lab.studies import sources
 
-        file = sources.opened(str(request.options.matrices))
-        for note in file.catalogue.notes:
-            _say(f"note: {note}")
+        file = sources.File(str(request.options.matrices))
     plans = tuple(plan(experiment, file) for experiment in request.experiments)
     for note in dict.fromkeys(note for each in plans for note in each.notes):
         _say(f"note: {note}")
@@ -61,7 +62,8 @@ def _dry_run(request: Request, plans: tuple[Plan, ...]) -> int:
         study = studies.get(experiment.study)
         print(f"{experiment.name}: {len(cases)} cases of study {study.name!r}, {_estimate(request, experiment, cases)}")
         for case in cases[:3]:
-            print("  " + "  ".join(f"{name}={value}" for name, value in case.items() if value is not None))
+            shown = {name: case[name] for name in (*study.axis_names, *study.facts) if case.get(name) is not None}
+            print("  " + "  ".join(f"{name}={value}" for name, value in shown.items()))
     return OK
 
 
@@ -90,7 +92,7 @@ def _run(request: Request, plans: tuple[Plan, ...]) -> int:
     options = request.options
     most = max(len(planned.cases) for planned in plans)
     timed = all(studies.get(experiment.study).timed for experiment in request.experiments)
-    jobs = 1 if timed else min(options.jobs or len(os.sched_getaffinity(0)), most)
+    jobs = 1 if timed else min(options.jobs or executors.cores(), most)
     place = executors.cluster(options.cluster) if options.cluster else executors.local(jobs)
     old = signal.signal(signal.SIGTERM, _terminated)
     try:
@@ -147,7 +149,10 @@ def _report(options: Options, experiment: Experiment, result: Any, pictures: lis
         print(f"{experiment.question or result.study.question}\n")
         print(tables.text(tables.summary(result.study, result.table)))
         files = [result.path, *pictures]
-        print(f"\n{result.table.height} cases, {result.measured} of them measured now\n{'  '.join(map(str, files))}\n")
+        now = f"{result.measured} of them measured now"
+        if result.measured:
+            now += f" with {result.seconds:.1f} s of work in {result.wall:.1f} s"
+        print(f"\n{result.table.height} cases, {now}\n{'  '.join(map(str, files))}\n")
 
 
 def _drawn(result: Any) -> list[Path]:

@@ -151,6 +151,8 @@ def _with_file(experiment: Experiment, study: Study, given: set[str]) -> Experim
     if axis is None:
         raise ValueError(f"study {study.name!r} takes no matrices, so --matrices does not fit")
     if axis in given:
+        if not any(value.partition(":")[0] == "file" for value in experiment.axes[axis]):
+            raise ValueError(f"--matrices does not fit to --{axis}: none of its values is file or file:PATTERN")
         return experiment
     values = experiment.axes.get(axis, ())
     replaced = tuple(re.sub("^recorded", "file", value) for value in values if value.startswith("recorded"))
@@ -165,7 +167,10 @@ def _inspected(given: Sequence[str], study: Study | None, where: str) -> dict[st
     for word in given:
         if word.startswith("-") and not re.fullmatch(r"-\.?\d.*", word):
             name, equals, value = word.lstrip("-").partition("=")
-            flags[name := name.replace("-", "_")] = [value] if equals else []
+            name = name.replace("-", "_")
+            if name in flags:
+                raise ValueError(f"{word} is given twice: put its values behind one, as in --tp 2 4")
+            flags[name] = [value] if equals else []
             if name not in ("h", "help", *types, *options):
                 raise ValueError(_unknown_flag(name, word, study, where))
         elif not flags:

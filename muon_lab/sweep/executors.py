@@ -14,9 +14,9 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future
 from multiprocessing.connection import wait as wait_for_any
 from typing import Any
 
-from muon_lab.studies.study import Case, Row
+from muon_lab.studies.running import run_case, threads
 
-__all__ = ["BrokenExecutor", "Serial", "cluster", "local", "provenance_here", "run_case", "stream", "threads"]
+__all__ = ["BrokenExecutor", "Serial", "cluster", "cores", "local", "provenance_here", "run_case", "stream", "threads"]
 
 #: What workers need, imported once by the fork server and inherited by all of them.
 PRELOAD = (
@@ -33,14 +33,6 @@ PRELOAD = (
 )
 
 
-def run_case(study: str, case: Case) -> Row:
-    """Return the row of one case, measured with the threads that it asks for."""
-    from muon_lab import studies
-
-    with threads(case.get("threads") or 1):
-        return studies.get(study).row(case)
-
-
 def provenance_here() -> dict[str, Any]:
     """Return under what cases are measured in this process."""
     from muon_lab.sweep import provenance
@@ -49,19 +41,11 @@ def provenance_here() -> dict[str, Any]:
         return provenance.measured()
 
 
-@contextlib.contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Run with so many threads in torch and in NumPy's BLAS, and as before afterwards."""
-    import torch
-    from threadpoolctl import threadpool_limits
-
-    before = torch.get_num_threads()
-    with threadpool_limits(count):
-        torch.set_num_threads(count)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
+def cores() -> int:
+    """Return how many processor cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 class Serial(Executor):
@@ -83,8 +67,11 @@ def local(jobs: int) -> Iterator[Executor]:
     if jobs == 1:
         yield Serial()
         return
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOAD))
+    if "forkserver" in multiprocessing.get_all_start_methods():
+        context: Any = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(list(PRELOAD))
+    else:  # Windows
+        context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start_worker)
     try:
         yield pool

@@ -44,8 +44,22 @@ class Experiment:
     question: str = ""
 
     def with_axes(self, axes: Mapping[str, Values]) -> "Experiment":
-        """Return this experiment with other values on some axes; a zip that names one of them gives way."""
-        zips = tuple(block for block in self.zips if not set(block) & set(axes))
+        """Return this experiment with other values on some axes; a zip whose axes are all among them gives way.
+
+        Raises
+        ------
+        ValueError
+            If only some axes of a zip are given.
+        """
+        for block in self.zips:
+            missing = sorted(set(block) - set(axes))
+            if missing and len(missing) < len(block):
+                given = sorted(set(block) & set(axes))
+                raise ValueError(
+                    f"axes {', '.join(block)} of experiment {self.name!r} run together: with {', '.join(given)} give "
+                    f"{', '.join(missing)} too"
+                )
+        zips = tuple(block for block in self.zips if not set(block) <= set(axes))
         return replace(self, axes={**self.axes, **axes}, zips=zips)
 
 
@@ -77,8 +91,12 @@ def points(experiment: Experiment) -> Iterator[dict[str, Any]]:
         groups.append([dict(zip(block, row, strict=True)) for row in zip(*block.values(), strict=True)])
     for parts in itertools.product(*groups):
         point = {name: value for part in parts for name, value in part.items()}
-        if not any(all(point[name] in block[name] for name in block) for block in experiment.exclude):
+        if not any(_excluded(point, block) for block in experiment.exclude):
             yield {name: point[name] for name in study.axis_names}
+
+
+def _excluded(point: Mapping[str, Any], block: Mapping[str, Values]) -> bool:
+    return all(point[name] in values for name, values in block.items())
 
 
 def plan(experiment: Experiment, file: Any = None) -> Plan:
@@ -92,6 +110,10 @@ def plan(experiment: Experiment, file: Any = None) -> Plan:
     study = studies.get(experiment.study)
     cases: dict[str, Case] = {}
     notes: list[str] = []
+    everything = list(points(replace(experiment, exclude=())))
+    for block in experiment.exclude:
+        if not any(_excluded(point, block) for point in everything):
+            notes.append(f"an [[exclude]] of {experiment.name!r} leaves nothing out: {dict(block)}")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for point in points(experiment):
@@ -116,8 +138,11 @@ def checked(study: Study, where: str, axes: Mapping[str, Any]) -> dict[str, Valu
     result = {}
     for name, given in axes.items():
         if name not in types:
-            raise ValueError(f"{where}: {unknown(f'axis of study {study.name!r}', name, types)}")
-        values = tuple(given) if isinstance(given, list | tuple) else (given,)
+            raise ValueError(
+                f"{where}: study {study.name!r} has no axis {name!r}: did you mean {nearest(name, types)!r}? "
+                f"Axes: {', '.join(types)}"
+            )
+        values = _listed(given)
         if not values:
             raise ValueError(f"{where}: axis {name!r} has no value")
         for value in values:
@@ -127,6 +152,14 @@ def checked(study: Study, where: str, axes: Mapping[str, Any]) -> dict[str, Valu
                 raise ValueError(f"{where}: axis {name!r} takes {kind}, not {value!r}")
         result[name] = values
     return result
+
+
+def _listed(given: Any) -> Values:
+    """Return one value or many as a tuple of plain Python values: a list, a range and a NumPy array are many."""
+    if hasattr(given, "tolist"):  # NumPy arrays and numbers
+        given = given.tolist()
+    many = isinstance(given, list | tuple | range)
+    return tuple(value.tolist() if hasattr(value, "tolist") else value for value in (given if many else (given,)))
 
 
 def read(path: Path) -> Experiment:
@@ -145,7 +178,7 @@ def read(path: Path) -> Experiment:
         content = tomllib.loads(path.read_text("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from error
-    return parsed(content, str(path), path.parent.name if path.name == "sweep.toml" else path.stem)
+    return parsed(content, str(path), path.resolve().parent.name if path.name == "sweep.toml" else path.stem)
 
 
 def parsed(content: Mapping[str, Any], where: str, name: str) -> Experiment:
@@ -167,6 +200,11 @@ def parsed(content: Mapping[str, Any], where: str, name: str) -> Experiment:
     if not isinstance(content.get("axes", {}), dict):
         raise ValueError(f"{where}: 'axes' must be a table, written [axes]")
     zips = tuple(checked(study, where, block) for block in blocks["zip"])
+    twice = [axis for axis in study.axis_names if sum(axis in block for block in (*zips, content.get("axes", {}))) > 1]
+    if twice:
+        raise ValueError(
+            f"{where}: axis {twice[0]!r} stands more than once in [axes] and [[zip]]; its values belong in one"
+        )
     for block in zips:
         lengths = {axis: len(values) for axis, values in block.items()}
         if len(set(lengths.values())) > 1:

@@ -55,7 +55,7 @@ def _torch_blas(config: str) -> str:
 
 
 def _dirty() -> bool | None:
-    status = _git("status", "--porcelain")
+    status = _git("status", "--porcelain", "--untracked-files=no", ".")
     return None if status is None else bool(status)
 
 

@@ -1,6 +1,8 @@
 """Run an experiment: what is missing is measured, what is there is kept, a table comes out."""
 
 import contextlib
+import time
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import asdict
@@ -10,6 +12,7 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from muon_lab import studies
+from muon_lab.studies import sources
 from muon_lab.studies.study import Row, Study
 from muon_lab.sweep import executors, provenance, tables
 from muon_lab.sweep.grid import Experiment, Plan, checked, plan
@@ -24,27 +27,41 @@ class Result(NamedTuple):
     path: Path
     measured: int
     errors: int
+    #: What the cases measured now took, summed over workers.
     seconds: float
+    #: What the run took.
+    wall: float
 
 
 class Stopped(Exception):
     """A strict run met a case that errored; the message is its row's note."""
 
 
-def table(study: str, **axes: Any) -> pl.DataFrame:
+class SweepWarning(UserWarning):
+    """Something that a user should know of a grid: what was left out of it, and why."""
+
+
+def table(study: str, *, matrices: str | Path | None = None, **axes: Any) -> pl.DataFrame:
     """Measure a small grid here and now, and return its table; nothing is written.
 
     Parameters
     ----------
     study : str
         Its name.
+    matrices : path, optional
+        The user's own file, for sources ``file`` and ``file:PATTERN``.
     **axes
-        Values of its axes, single or in a tuple; the others have the study's defaults.
+        Values of its axes: one, or many in a tuple, list, range or array; the others have the study's defaults.
 
     Raises
     ------
     ValueError
         For anything that the study does not have.
+
+    Warns
+    -----
+    SweepWarning
+        If points of the grid were left out, or are a bad choice.
 
     Examples
     --------
@@ -53,8 +70,11 @@ def table(study: str, **axes: Any) -> pl.DataFrame:
     [(1, 1.0), (2, 1.4142135623730951)]
     """
     found = studies.get(study)
-    cases = plan(Experiment(study, study, checked(found, f"sweep.table({study!r})", axes))).cases
-    return tables.frame(found, [executors.run_case(study, case) for case in cases.values()])
+    file = None if matrices is None else sources.File(str(matrices))
+    planned = plan(Experiment(study, study, checked(found, f"sweep.table({study!r})", axes)), file)
+    for note in planned.notes:
+        warnings.warn(note, SweepWarning, stacklevel=2)
+    return tables.frame(found, [executors.run_case(study, case) for case in planned.cases.values()])
 
 
 def run(
@@ -94,7 +114,7 @@ def run(
     Stopped
         In a strict run.
     """
-    study = studies.get(experiment.study)
+    study, started = studies.get(experiment.study), time.perf_counter()
     with Log(out / "cases.jsonl") as log:
         missing = [key for key in planned.cases if fresh or not _counts(log.rows.get(key))]
         show = (progress or _silent)(len(planned.cases) - len(missing), len(planned.cases), experiment.name)
@@ -105,7 +125,8 @@ def run(
         tables.write(grid, out / "table.parquet", _account(experiment, study, planned, log))
     errors = sum(row["outcome"] == "error" for row in rows)
     spent = sum(log.rows[key]["seconds"] for key in missing)
-    return Result(study, grid, out / "table.parquet", len(missing), errors, spent)
+    wall = time.perf_counter() - started
+    return Result(study, grid, out / "table.parquet", len(missing), errors, spent, wall)
 
 
 def _counts(row: Row | None) -> bool:

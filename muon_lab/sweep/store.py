@@ -34,11 +34,11 @@ class Log:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = Path(folder) / "cases.jsonl"
     ...     with Log(path) as log:
-    ...         log.append({"key": "a", "relative": 0.5}, {"numpy": "2"})
+    ...         log.append({"key": "a", "outcome": "ok", "seconds": 0.1}, {"numpy": "2"})
     ...     _ = path.write_text(path.read_text() + '{"key": "b", "rel')  # killed while writing
     ...     with Log(path) as log:
     ...         print(log.rows, log.provenance("a"))
-    {'a': {'key': 'a', 'relative': 0.5}} {'numpy': '2'}
+    {'a': {'key': 'a', 'outcome': 'ok', 'seconds': 0.1}} {'numpy': '2'}
     """
 
     def __init__(self, path: Path) -> None:
@@ -104,6 +104,7 @@ class Log:
                 if "provenance" in record:
                     self._last = record["provenance"]
                 else:
+                    record["outcome"], record["seconds"]  # a row without these cannot be one of ours
                     self.rows[record["key"]], self._provenances[record["key"]] = record, self._last
             except (ValueError, KeyError, TypeError) as error:
                 self._file.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from muon_lab.studies.study import Row, Study
+from muon_lab.studies.study import OUTCOMES, Row, Study
 from muon_lab.sweep.grid import axis_types
 
 _DTYPES: dict[type, Any] = {int: pl.Int64, float: pl.Float64, str: pl.String}
@@ -19,7 +19,8 @@ def schema(study: Study) -> dict[str, Any]:
     """Return the columns of a study's table and their types."""
     axes = {name: _DTYPES[kind] for name, kind in axis_types(study).items()}
     metrics = {column.name: pl.Int64 if column.unit == "count" else pl.Float64 for column in study.columns}
-    return {name: (axes | _FACTS | metrics).get(name, pl.String) for name in study.row_names}
+    known = axes | _FACTS | metrics | {"outcome": pl.Enum(OUTCOMES)}
+    return {name: known.get(name, pl.String) for name in study.row_names}
 
 
 def frame(study: Study, rows: Iterable[Row]) -> pl.DataFrame:

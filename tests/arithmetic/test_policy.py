@@ -26,9 +26,20 @@ def test_norm_survives_every_scale_of_float32(scale):
     assert torch.allclose(unit(X, Exact().norm(X)), torch.full((4, 4), 0.25))
 
 
+@pytest.mark.parametrize("scale", [5e-324, 1e-310, 1e-200, 1e200, 1e300])
+def test_norm_survives_every_scale_of_float64(scale):
+    X = torch.full((4, 4), scale, dtype=torch.float64)
+    assert float(Exact().norm(X)) == pytest.approx(4 * scale, rel=1e-12)
+    assert torch.allclose(unit(X, Exact().norm(X)), torch.full((4, 4), 0.25, dtype=torch.float64))
+
+
+def test_the_norm_of_nothing_is_zero():
+    assert Exact().norm(torch.zeros(2, 0, 5)).tolist() == [[[0.0]], [[0.0]]]
+
+
 @given(st.floats(min_value=1e-37, max_value=1e37))
 def test_power_of_two_is_one_and_brings_its_argument_near_one(size):
-    scale = power_of_two(torch.tensor([[size]], dtype=torch.float64)).item()
+    scale = power_of_two(torch.tensor([[size]], dtype=torch.float64), 126).item()
     assert np.frexp(scale)[0] == 0.5
     assert 0.5 <= size * scale < 1
 

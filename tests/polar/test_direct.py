@@ -25,6 +25,12 @@ def test_null_space_stays_empty(rank):
     assert s == pytest.approx(np.r_[np.ones(rank), np.zeros(5 - rank)], abs=1e-12)
 
 
+@pytest.mark.parametrize("scale", [1e-300, 1e-155, 1e155, 1e300])
+def test_scale_does_not_matter_in_float64(scale):
+    G = with_singular_values(6, 9, np.geomspace(1, 0.1, 6), seed=4)
+    assert distance(polar.svd()(torch.tensor(G * scale)), polar_factor(G)) < 1e-12
+
+
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
 def test_scale_does_not_matter_in_float32(scale):
     G = with_singular_values(6, 9, np.geomspace(1, 0.1, 6), seed=4)

@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -126,6 +128,19 @@ def test_scale_does_not_matter_in_float32(name, scale):
     assert distance(X, reference.double().numpy()) < 10 * schedules.get(name).slope * EPS32
 
 
+@pytest.mark.parametrize("scale", [1e-300, 1e-200, 1e200, 1e300])
+def test_scale_does_not_matter_in_float64(scale):
+    G = with_singular_values(16, 24, np.geomspace(1, 0.05, 16), seed=1)
+    assert distance(run(G * scale, "quintic"), run(G, "quintic").numpy()) < 1e-11
+
+
+def test_half_precision_data_are_multiplied_in_half_precision_unless_told_otherwise():
+    G = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)).bfloat16()
+    schedule = schedules.get("simple")
+    assert {X.dtype for X in polar.iterates(schedule)(G)} == {torch.bfloat16}
+    assert {X.dtype for X in polar.iterates(schedule, Exact(torch.float32))(G)} == {torch.float32}
+
+
 def test_the_norm_needs_no_double_copy_and_is_right_for_large_matrices():
     X = torch.randn(2048, 2048, generator=torch.Generator().manual_seed(0))
     assert float(Exact().norm(X)) == pytest.approx(float(np.linalg.norm(X.double().numpy())), rel=1e-6)
@@ -206,6 +221,18 @@ def test_zero_padding_stays_zero_and_changes_nothing():
 def test_bad_input_is_refused(G, message, make):
     with pytest.raises(ValueError, match=message):
         make()(G)
+
+
+def test_a_name_is_no_schedule_and_an_array_no_tensor():
+    code = (
+        "import numpy as np; from muon_lab import polar\n"
+        "for call in (lambda: polar.newton_schulz('quintic'), lambda: polar.svd()(np.eye(2))):\n"
+        "    try: call()\n"
+        "    except ValueError as error: print(error)\n"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "schedule must be a Schedule, such as schedules.get('quintic'), not 'quintic'" in answer.stdout
+    assert "must be a torch tensor, not ndarray" in answer.stdout
 
 
 def test_aol_warns_on_nearly_rank_one_input_and_only_there():

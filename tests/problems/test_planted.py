@@ -156,5 +156,5 @@ def test_bad_singular_values_are_named(s, message):
 def test_bad_shapes_and_names_are_named():
     with pytest.raises(ValueError, match="n = 2 and k = 3 given, needed 0 <= k <= n"):
         planted.haar(2, 3, np.random.default_rng(0))
-    with pytest.raises(ValueError, match="'gausian' is not known, did you mean gaussian"):
+    with pytest.raises(ValueError, match="unknown spectrum 'gausian': did you mean 'gaussian'"):
         planted.draw("gausian", 2, 3, np.random.default_rng(0))

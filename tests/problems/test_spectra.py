@@ -179,7 +179,7 @@ def test_the_edges_of_gaussian_values_approach_those_of_marchenko_and_pastur():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("geometrc", "'geometrc' is not known, did you mean geometric: there are gaussian, flat"),
+        ("geometrc", "unknown spectrum 'geometrc': did you mean 'geometric'. Known: gaussian, flat"),
         ("geometric(0.5)", "kappa is 0.5, needed 1 to 1e300"),
         ("geometric(nan)", "kappa is nan, needed 1 to 1e300"),
         ("geometric(inf)", "kappa is inf, needed 1 to 1e300"),

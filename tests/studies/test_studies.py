@@ -4,16 +4,20 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from cases import distance, polar_factor, through_svd
 
-from muon_lab import studies
+from muon_lab import polar, studies
+from muon_lab.polar import schedules
 from muon_lab.problems import streams
 from muon_lab.studies import sources
+from muon_lab.studies.running import run_case
 from muon_lab.studies.study import Ended
 from muon_lab.sweep import table
-from muon_lab.sweep.executors import run_case
 
 
 def row(study, **point):
@@ -28,21 +32,23 @@ def row(study, **point):
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("method", ["simple", "quintic", "polar_express", "cans"])
-def test_truncation_and_rounding_add_up_to_the_distance(method, dtype):
+def test_truncation_rounding_and_distance_are_what_they_say(method, dtype):
     measured = row("orthogonalization", spectrum="geometric(100)", shape="32x64", method=method, dtype=dtype)
     assert measured["outcome"] == "ok"
-    low, high = (abs(measured["truncation"] + sign * measured["rounding"]) for sign in (-1, 1))
-    assert low * (1 - 1e-9) <= measured["relative"] <= high * (1 + 1e-9)
-    eps = {"float64": 2**-52, "float32": 2**-23}[dtype]
-    assert 0.01 * eps < measured["rounding"] < 1e5 * eps
+    (case,) = sources.settle("geometric(100)", 32, 64, 0, None)
+    G = sources.matrix(case)
+    steps = schedules.get(method, 5)
+    X = polar.newton_schulz(steps)(torch.tensor(G, dtype=getattr(torch, dtype))).double().numpy()
+    image = through_svd(G, steps.map)  # NumPy, in the test's own words
+    assert measured["truncation"] == pytest.approx(distance(image, polar_factor(G)), rel=1e-9)
+    assert measured["rounding"] == pytest.approx(np.linalg.norm(X - image) / np.sqrt(32), rel=1e-6, abs=1e-13)
+    assert measured["relative"] == pytest.approx(distance(X, polar_factor(G)), rel=1e-9)
     assert measured["condition"] == pytest.approx(100)
     assert measured["rank"] == 32
 
 
 def test_truncation_is_what_the_singular_values_say():
     """For a planted spectrum, ‖p(G) − U‖/‖U‖ is the root mean square of 1 − p(σ/‖σ‖)."""
-    from muon_lab.polar import schedules
-
     measured = row("orthogonalization", spectrum="geometric(10)", shape="16x24", method="simple", dtype="float64")
     sigma = np.geomspace(1, 0.1, 16)
     expected = np.sqrt(np.mean((1 - schedules.get("simple").map(sigma / np.linalg.norm(sigma))) ** 2))
@@ -71,6 +77,26 @@ def test_the_input_cast_alone_costs_what_a_half_precision_svd_is_off_by(dtype):
     assert measured["truncation"] == 0.0
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("spectrum", ["deficient", "rank_one(0)"])
+def test_the_null_space_stays_empty_whatever_it_is_cast_to(dtype, spectrum):
+    """What a cast leaves there is rounding, and must not be blown up to full size."""
+    roundoff = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
+    measured = row("orthogonalization", spectrum=spectrum, shape="32x64", method="svd", dtype=dtype)
+    assert measured["relative"] < 100 * roundoff
+    assert measured["input_error"] < 100 * roundoff
+    split = row("blockwise", source=spectrum, rows=32, cols=64, dim=0, tp=1, method="svd", dtype=dtype)
+    assert split["relative"] == pytest.approx(measured["relative"], rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rounding_noise_of_a_recorded_gradient_stays_noise(dtype):
+    found = table(
+        "orthogonalization", spectrum="recorded:gradient/200/blocks.0.attention.qkv", method="svd", dtype=dtype
+    )
+    assert found["relative"].item() < {"float32": 1e-5, "bfloat16": 0.25}[dtype]
+
+
 def test_exact_method_is_exact_on_recorded_gradients():
     worst = table("orthogonalization", spectrum="recorded", method="svd", dtype="float64")["relative"].max()
     assert worst < 1e-6
@@ -97,10 +123,6 @@ def test_zero_gives_zero_and_every_number_is_finite(method):
 
 
 def test_failures_are_outcomes_and_name_the_step(monkeypatch):
-    from dataclasses import replace
-
-    from muon_lab.polar import schedules
-
     wild = replace(schedules.get("simple", 9), rows=((3e4, 0.0, 2e4),))
     monkeypatch.setattr(schedules, "get", lambda name, steps=None: wild)
     measured = row("orthogonalization", spectrum="flat", shape="4x4", method="simple", dtype="float32")
@@ -157,8 +179,6 @@ def test_more_ranks_than_rows_leave_empty_shards():
 @pytest.mark.parametrize("method", ["simple", "quintic", "polar_express", "cans", "deepseekv4", "taylor", "svd"])
 @pytest.mark.parametrize("tp", [1, 2])
 def test_a_thousandfold_gradient_gives_the_same_update_in_every_configuration(method, tp, monkeypatch):
-    import torch
-
     from muon_lab.parallel import layouts
     from muon_lab.polar import schedules
     from muon_lab.studies import methods
@@ -189,6 +209,35 @@ def test_the_reference_beside_itself_has_ratio_one_within_the_spread():
     assert 0.2 < measured["ratio"] < 5  # the same function twice, taking turns on a noisy machine
     assert measured["relative"] == measured["reference_relative"]
     assert measured["gemm_gflops"] > 0
+
+
+def test_times_become_ratios_rates_and_shares_as_they_say(monkeypatch):
+    """With the clock replaced: candidate 4, 6, 8 ms, reference 2 ms, products 1 ms in every round."""
+    from muon_lab.studies import speed
+
+    monkeypatch.setattr(speed, "interleaved", lambda tasks, rounds: 1e-3 * np.array([[4, 2, 1], [6, 2, 1], [8, 2, 1]]))
+    measured = row("speed", shape="64x64", method="simple", peer="lab", repeats=3)
+    work = speed.flops(schedules.get("simple", 5), 64, 64)  # 5·6·64³, as much as 15 products of 64³
+    assert (measured["ratio"], measured["ratio_low"], measured["ratio_high"]) == (3.0, 2.5, 3.5)
+    assert (measured["milliseconds"], measured["reference_milliseconds"]) == pytest.approx((6.0, 2.0))
+    assert measured["gemm_gflops"] == pytest.approx(15 * 2 * 64**3 / 1e-3 / 1e9)
+    products = 15 * 2 * 64**3
+    assert measured["share"] == pytest.approx(work / products / 6)
+    assert measured["reference_share"] == pytest.approx(work / products / 2)
+
+
+def test_a_case_runs_with_the_threads_of_its_axis(monkeypatch):
+    seen = []
+    study = studies.get("speed")
+    monkeypatch.setattr(
+        studies, "get", lambda name: replace(study, measure=lambda case: seen.append(torch.get_num_threads()) or {})
+    )
+    before = torch.get_num_threads()
+    for count in (1, 2):
+        run_case("speed", {"threads": count})
+    run_case("speed", {})
+    assert seen == [1, 2, 1]
+    assert torch.get_num_threads() == before
 
 
 def test_tasks_take_turns():
@@ -226,8 +275,6 @@ def test_a_row_is_strict_json_whatever_happens(monkeypatch):
     (case,) = study.settle({"method": "simple", "steps": 5, "sigma": 0.5}, None)
 
     def outcome(measure):
-        from dataclasses import replace
-
         return replace(study, measure=measure).row(case)
 
     def ended(case):
@@ -260,6 +307,21 @@ def test_a_study_runs_from_json_lines_with_the_numerics_alone():
     assert found["relative"] == pytest.approx(here["relative"], rel=1e-9)
 
 
+@pytest.mark.parametrize("name", ["blockwise", "orthogonalization"])
+def test_a_case_and_the_point_it_comes_from_are_the_same_row_everywhere(name):
+    from muon_lab.studies.__main__ import read
+
+    study = studies.get(name)
+    point = {axis: values[0] for axis, values in study.defaults.items()}
+    sourced = "source" if name == "blockwise" else "spectrum"
+    for source in ("gaussian", "recorded:momentum/20/*"):
+        cases = list(study.settle(point | {sourced: source, "method": "svd"}, None))
+        again = [found for case in cases for found in read(study, 1, json.dumps(case))]
+        assert [study.key(case) for case in again] == [study.key(case) for case in cases]
+        from_point = list(read(study, 1, json.dumps(point | {sourced: source, "method": "svd"})))
+        assert from_point == cases
+
+
 @pytest.mark.parametrize(
     ("argument", "lines", "sentence"),
     [
@@ -268,6 +330,8 @@ def test_a_study_runs_from_json_lines_with_the_numerics_alone():
         ("blockwise", "[1]", "must be an object, not list"),
         ("blockwise", '{"tpp": 2}', "unknown field 'tpp'; did you mean 'tp'?"),
         ("blockwise", '{"tp": 2}', "line 1 lacks the axis 'source'"),
+        ("schedules", '{"method": "quntic", "steps": 5, "sigma": 0.5}', "line 1: unknown schedule 'quntic'"),
+        ("schedules", '{"method": "simple", "steps": "x", "sigma": 0.5}', "line 1: "),
     ],
 )
 def test_bad_lines_are_refused_before_anything_runs(argument, lines, sentence, monkeypatch, capsys):
@@ -283,6 +347,7 @@ def test_bad_lines_are_refused_before_anything_runs(argument, lines, sentence, m
 
 
 def test_recorded_sources_are_the_committed_stream():
+    assert [sources._roundoff(dtype) for dtype in ("float32", "bfloat16", "float16")] == [2**-24, 2**-8, 2**-11]
     (case,) = sources.settle("recorded:momentum/20/blocks.0.mlp.up", 1, 1, 0, None)
     expected = streams.committed()["momentum/20/blocks.0.mlp.up"].double().numpy()
     assert np.array_equal(sources.matrix(case), expected)

@@ -66,7 +66,7 @@ def test_a_second_run_measures_nothing_and_says_so(sweep, small):
 
 def test_more_values_measure_only_what_is_new(sweep, small):
     sweep(*small)
-    status, out, _ = sweep(*small, "--tp", "1", "2", "4")
+    status, out, _ = sweep(*small[:-5], "--tp", "1", "2", "4", "--jobs", "1")
     assert status == 0
     assert "6 cases, 2 of them measured now" in out
 
@@ -95,7 +95,7 @@ def test_quiet_prints_nothing(sweep, small):
     assert sweep(*small, "--quiet") == (0, "", "")
 
 
-@pytest.mark.parametrize("words", ["--help", "blockwise --help", "--list", "blockwise --dry-run"])
+@pytest.mark.parametrize("words", ["--help", "blockwise --help", "--list", "--dry-run", "speed --dry-run"])
 def test_help_list_and_dry_run_never_import_torch(words):
     code = f"import sys; sys.argv[1:] = {words.split()!r}; from muon_lab.sweep.__main__ import main; status = main(); "
     code += "assert 'torch' not in sys.modules, 'torch was imported'; sys.exit(status)"
@@ -126,6 +126,21 @@ def test_own_matrices_are_measured_by_name(sweep, matrices):
         *("--tp", 2, "--dim", 0, "--json", "--jobs", 1),
     )
     assert [row["source"] for row in rows_of(out)] == ["file", "gaussian"]
+
+
+def test_a_matrix_that_is_not_selected_does_no_harm(sweep, tmp_path):
+    np.savez(tmp_path / "mixed.npz", w=np.eye(4), counts=np.ones((2, 2), np.int64), bad=np.full((2, 2), np.nan))
+    status, out, _ = sweep(*"blockwise --matrices mixed.npz --source file:w --json --jobs 1".split())
+    assert status == 0
+    assert {row["matrix"] for row in rows_of(out)} == {"w"}
+
+
+def test_many_skipped_arrays_are_one_note(sweep, tmp_path):
+    np.savez(tmp_path / "model.npz", w=np.eye(4), **{f"bias{i}": np.ones(3) for i in range(40)})
+    status, _, err = sweep(*"blockwise --matrices model.npz --json --jobs 1".split())
+    assert status == 0
+    assert "38 more arrays are no matrices" in err
+    assert len(err.splitlines()) == 3
 
 
 def test_a_changed_file_is_measured_again(sweep, matrices):
@@ -159,6 +174,9 @@ def bad_files(folder):
     (folder / "study.toml").write_text('study = "blockwize"\n')
     (folder / "broken.toml").write_text("study = \n")
     (folder / "zip.toml").write_text('study = "blockwise"\n[[zip]]\nrows = [1, 2]\ncols = [1]\n')
+    (folder / "zipped.toml").write_text('study = "blockwise"\n[[zip]]\nrows = [8, 9]\ncols = [3, 4]\n')
+    (folder / "twice.toml").write_text('study = "blockwise"\n[axes]\ntp = [1]\n[[zip]]\ntp = [1, 2]\n')
+    (folder / "twozips.toml").write_text('study = "blockwise"\n[[zip]]\ncols = [1]\n[[zip]]\ncols = [1]\nrows = [1]\n')
     (folder / "empty.toml").write_text('study = "blockwise"\n[[exclude]]\ntp = [1, 2, 4, 8]\n')
 
 
@@ -168,7 +186,7 @@ def bad_files(folder):
         ("blockwize", "unknown study 'blockwize': did you mean 'blockwise'?"),
         ("blockwise --tpp 2", "study 'blockwise' has no axis --tpp: did you mean --tp?"),
         ("blockwise --tp two", "--tp takes whole numbers, not 'two'"),
-        ("blockwise --tp 0", "tensor-parallel ranks, must be at least 1, not 0"),
+        ("blockwise --tp 0", "tensor-parallel ranks, must be a whole number of at least 1, not 0"),
         ("blockwise --tp", "--tp needs at least one value"),
         ("blockwise --dim 2", "must be 0 (rows) or 1 (columns), not 2"),
         ("blockwise --method quntic", "unknown method 'quntic': did you mean 'quintic'?"),
@@ -198,10 +216,15 @@ def bad_files(folder):
         ("blockwise --matrices torn.safetensors", "torn.safetensors"),
         ("blockwise --matrices notes.txt", ".safetensors"),
         ("blockwise --matrices pickle.pt", "pickle.pt"),
-        ("blockwise --matrices int.npz --source gaussian --rows 4 --cols 4", "int64"),
+        ("blockwise --matrices int.npz --source gaussian --rows 4 --cols 4", "none of its values is file"),
+        ("blockwise --matrices int.npz --source file:c*", "int64"),
+        ("blockwise --tp 1 --tp 2", "--tp is given twice"),
+        ("zipped.toml --rows 4", "run together: with rows give cols too"),
+        ("twice.toml", "axis 'tp' stands more than once"),
+        ("twozips.toml", "axis 'cols' stands more than once"),
         ("experiments/blockwise/sweep.toml", "there is no experiment file"),
         ("key.toml", "unknown key 'axis': did you mean 'axes'?"),
-        ("axis.toml", "unknown axis of study 'blockwise' 'tpp': did you mean 'tp'?"),
+        ("axis.toml", "study 'blockwise' has no axis 'tpp': did you mean 'tp'?"),
         ("value.toml", "axis 'tp' takes whole numbers, not 'two'"),
         ("study.toml", "unknown study 'blockwize': did you mean 'blockwise'?"),
         ("broken.toml", "broken.toml is not valid TOML"),
@@ -265,3 +288,45 @@ def test_a_missing_peer_is_named_and_left_out(sweep, monkeypatch):
     status, _, err = sweep(*words, "pytorch_optimizer")
     assert status == 2
     assert "is missing" in err
+
+
+def test_an_exclude_that_matches_nothing_is_noted(sweep, tmp_path):
+    (tmp_path / "e.toml").write_text('study = "schedules"\n[axes]\nsteps = [5]\n[[exclude]]\nsteps = [99]\n')
+    _, _, err = sweep("e.toml", "--dry-run")
+    assert "leaves nothing out: {'steps': (99,)}" in err
+
+
+def test_an_experiment_is_named_after_its_folder_from_wherever_it_is_run(sweep, tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/sweep.toml").write_text('study = "schedules"\n[axes]\nmethod = ["taylor"]\nsteps = [5]\n')
+    monkeypatch.chdir(tmp_path / "mine")
+    assert sweep("sweep.toml", "--jobs", 1, "--quiet")[0] == 0
+    assert (tmp_path / "mine/runs/mine/table.parquet").exists()
+
+
+def test_a_machine_that_cannot_say_its_cores_or_fork_still_runs(sweep, small, monkeypatch):
+    import os
+
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    assert sweep(*small[:-2], "--quiet")[0] == 0
+
+
+def test_an_interruption_before_the_first_case_is_one_sentence(sweep, small, monkeypatch):
+    from muon_lab.sweep import __main__
+
+    def interrupted(request):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(__main__, "_planned", interrupted)
+    assert sweep(*small) == (130, "", "muon_lab.sweep: interrupted before the first case\n")
+
+
+def test_the_dry_run_estimates_by_the_pace_of_the_rows_that_are_there(sweep, small, tmp_path):
+    sweep(*small, "--quiet")
+    log = tmp_path / "runs/blockwise/cases.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    log.write_text("".join(json.dumps(line | {"seconds": 7.0} if "key" in line else line) + "\n" for line in lines))
+    words = [word for word in small if word not in ("1", "2", "--tp", "--jobs")]
+    out = sweep(*words, "--tp", "1", "2", "4", "8", "--dry-run")[1]
+    assert "4 are there already, the others take about 28 s" in out

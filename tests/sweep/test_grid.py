@@ -22,10 +22,12 @@ def test_zipped_axes_run_together():
     assert {(point["rows"], point["cols"]) for point in points} == {(4, 8), (16, 32)}
 
 
-def test_command_line_values_replace_a_zip():
+def test_command_line_values_replace_a_whole_zip_or_none_of_it():
     zipped = experiment(zips=({"rows": (4, 16), "cols": (8, 32)},))
-    points = list(grid.points(zipped.with_axes({"rows": (5,)})))
-    assert {(point["rows"], point["cols"]) for point in points} == {(5, 8)}
+    points = list(grid.points(zipped.with_axes({"rows": (5,), "cols": (6, 7)})))
+    assert {(point["rows"], point["cols"]) for point in points} == {(5, 6), (5, 7)}
+    with pytest.raises(ValueError, match="run together: with rows give cols too"):
+        zipped.with_axes({"rows": (5,)})
 
 
 def test_what_cannot_matter_is_one_case():

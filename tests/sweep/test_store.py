@@ -1,12 +1,14 @@
 """The log: whole lines only, one writer, nothing lost."""
 
+import json
+
 import pytest
 
 from muon_lab.sweep.store import Log
 
 
 def row(key, value=0.0):
-    return {"key": key, "relative": value}
+    return {"key": key, "outcome": "ok", "relative": value, "seconds": 0.1}
 
 
 def test_every_cut_of_the_file_is_a_prefix_of_its_rows(tmp_path):
@@ -38,9 +40,11 @@ def test_a_later_row_of_the_same_case_counts_and_the_older_one_stays(tmp_path):
 
 def test_a_damaged_line_is_named(tmp_path):
     path = tmp_path / "cases.jsonl"
-    path.write_text('{"key": "a"}\n{"key": \n{"key": "c"}\n')
-    with pytest.raises(ValueError, match=r"line 2 of .* is damaged"):
-        Log(path)
+    whole = json.dumps(row("a"))
+    for damaged in ('{"key": ', '{"key": "b"}', "[]", "null"):
+        path.write_text(f"{whole}\n{damaged}\n{whole}\n")
+        with pytest.raises(ValueError, match=r"line 2 of .* is damaged"):
+            Log(path)
 
 
 def test_a_second_writer_is_refused(tmp_path):
