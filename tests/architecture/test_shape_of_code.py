@@ -35,7 +35,7 @@ def calls(path, *names):
 
 def test_nothing_ambient_is_set_inside_the_library():
     setters = ("manual_seed", "set_num_threads", "set_default_dtype", "set_float32_matmul_precision", "seed")
-    owners = {"executors.py", "streams.py"}  # the sweep's workers, and a command of its own
+    owners = {"running.py", "streams.py"}  # what runs a case, and a command of its own
     for path in MODULES:
         found = [call for call in calls(path, *setters) if call.startswith(("torch.", "np.random.", "random."))]
         assert not found or path.name in owners, (path, found)
