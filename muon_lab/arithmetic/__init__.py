@@ -1,5 +1,34 @@
 """How numbers are kept and multiplied."""
 
-from muon_lab.arithmetic.policy import Arithmetic, Exact, largest, unit
+from typing import TYPE_CHECKING
 
-__all__ = ["Arithmetic", "Exact", "largest", "unit"]
+from muon_lab import lazy
+
+if TYPE_CHECKING:
+    from muon_lab.arithmetic import formats
+    from muon_lab.arithmetic.microscaling import Quantized, quantize, roundtrip
+    from muon_lab.arithmetic.policy import Arithmetic, Exact, largest, unit
+    from muon_lab.arithmetic.rounded import Rounded, TensorCore, Wide
+
+__all__ = [
+    "Arithmetic",
+    "Exact",
+    "Quantized",
+    "Rounded",
+    "TensorCore",
+    "Wide",
+    "formats",
+    "largest",
+    "quantize",
+    "roundtrip",
+    "unit",
+]
+__getattr__, __dir__ = lazy.attach(
+    __name__,
+    {
+        "formats": "formats",
+        **dict.fromkeys(("Quantized", "quantize", "roundtrip"), "microscaling"),
+        **dict.fromkeys(("Arithmetic", "Exact", "largest", "unit"), "policy"),
+        **dict.fromkeys(("Rounded", "TensorCore", "Wide"), "rounded"),
+    },
+)

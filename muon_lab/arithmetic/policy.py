@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 #: The largest power of two, and the smallest, by which scaling is exact: both are normal numbers of the dtype.
@@ -148,8 +148,6 @@ def largest(X: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch 1 1"]:
 def power_of_two(size: Float[Tensor, "*batch 1 1"], limit: int) -> Float[Tensor, "*batch 1 1"]:
     r"""Return the power of two (float64, within 2^±limit) that brings a size near 1.
 
-    Built from the bits of a double, because ``exp2`` is not exact in every vector library.
-
     Examples
     --------
     >>> import torch
@@ -157,8 +155,19 @@ def power_of_two(size: Float[Tensor, "*batch 1 1"], limit: int) -> Float[Tensor,
     0.75
     """
     _, exponent = torch.frexp(size.double())
-    exponent = exponent.clamp(-limit, limit)
-    return ((1023 - exponent.to(torch.int64)) << 52).view(torch.float64)
+    return two_to(-exponent.clamp(-limit, limit))
+
+
+def two_to(exponent: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Return powers of two in float64 from the bits of a double: ``exp2`` and ``ldexp`` are not exact everywhere.
+
+    Examples
+    --------
+    >>> import torch
+    >>> two_to(torch.tensor([-1, 0, 10])).tolist()
+    [0.5, 1.0, 1024.0]
+    """
+    return ((1023 + exponent.to(torch.int64)) << 52).view(torch.float64)
 
 
 def _wide_enough(X: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch m n"]:

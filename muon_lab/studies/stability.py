@@ -1,0 +1,149 @@
+r"""Where does a low-precision number format hurt Muon?
+
+*what* is one of
+
+- ``products``: the orthogonalization's own products, with operands quantized in every one;
+- ``gradient``: a matrix quantized, looked at in norm, element by element and row by row;
+- ``momentum``: an average stored in the format, for a constant gradient;
+- ``factor``: the Kronecker factor G Gᵀ stored in the format;
+- ``polar``: the exact polar factor of the quantized matrix;
+- ``training``: the small GPT trained with AdamW, forward and backward products emulated.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from muon_lab.arithmetic import formats
+from muon_lab.nearest import unknown
+from muon_lab.polar import schedules
+from muon_lab.studies import sources
+from muon_lab.studies.orthogonalization import ESCAPED, shape_of
+from muon_lab.studies.study import Case, Column, Ended, LeftOut, Metrics, Study, svd_flops
+
+#: The effects, and the axes that each depends on besides the matrix.
+WHATS: Mapping[str, tuple[str, ...]] = {
+    "products": ("format", "scale_mode", "method", "steps"),
+    "gradient": ("format", "scale_mode"),
+    "momentum": ("format", "scale_mode", "beta", "rounding"),
+    "factor": ("format", "scale_mode"),
+    "polar": ("format", "scale_mode"),
+}
+
+SCALE_MODES = ("rceil", "floor", "ceil", "even")
+ROUNDINGS = ("nearest", "stochastic")
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The axes, in grid order."""
+
+    what: tuple[str, ...] = ("products",)
+    """products, gradient, momentum, factor or polar."""
+    spectrum: tuple[str, ...] = ("gaussian", "geometric(100)", "geometric(1e4)")
+    """A named spectrum such as geometric(1e3), `recorded[:PATTERN]`, or `file[:PATTERN]` with --matrices."""
+    shape: tuple[str, ...] = ("256x512",)
+    """ROWSxCOLS of planted matrices."""
+    seed: tuple[int, ...] = (0,)
+    """Draws of planted matrices."""
+    format: tuple[str, ...] = ("bf16", "mxfp8_e4m3", "mxfp8_e5m2", "mxfp4_e2m1")
+    """A number format of arithmetic.formats: fp16, bf16, tf32, fp8_e4m3, mxfp8_e4m3, nvfp4 …"""
+    scale_mode: tuple[str, ...] = ("rceil",)
+    """How scales of MX blocks are rounded: rceil, floor, ceil, even."""
+    method: tuple[str, ...] = ("simple", "quintic", "taylor")
+    """A schedule (products)."""
+    steps: tuple[int, ...] = (5,)
+    """Steps of the schedule (products)."""
+    beta: tuple[float, ...] = (0.95,)
+    """Decay of the average (momentum)."""
+    rounding: tuple[str, ...] = ("nearest",)
+    """How the average is rounded: nearest or stochastic (momentum)."""
+
+
+COLUMNS = (
+    Column(
+        "error", "1", "distance to the same in float64, relative: of the update, the matrix, the average, the factor"
+    ),
+    Column("relative", "1", "‖X − U‖/‖U‖, U the exact polar factor"),
+    Column("cosine", "1", "⟨X, U⟩/(‖X‖‖U‖)"),
+    Column("orthogonality", "1", "‖XXᵀ − UUᵀ‖/√r on the short side"),
+    Column("sigma_max", "1", "largest singular value of X"),
+    Column("sigma_min", "1", "r-th singular value of X"),
+    Column("truncation", "1", "‖p − U‖/‖U‖, p the schedule in float64"),
+    Column("rounding_error", "1", "‖X₃₂ − p‖/‖U‖, float32 switched on alone"),
+    Column("quantization", "1", "‖X_Q − p‖/‖U‖, quantized operands switched on alone"),
+    Column("remainder", "1", "what the three leave of X − U: they act on one another"),
+    Column("bound", "1", "‖δG‖/(σ_r √r), which the first-order error of the polar factor stays below"),
+    Column("gain", "1", "⟨Q, G⟩/⟨G, G⟩: the share of the value that is kept"),
+    Column("saturated", "1", "share of elements clamped to the largest of their block"),
+    Column("flushed", "1", "share of non-zero elements that became zero"),
+    Column("coarse", "1", "share of elements off by more than 1/8 of themselves"),
+    Column("worst_row", "1", "largest relative error of a row"),
+    Column("negative", "count", "negative eigenvalues of the factor"),
+    Column("lowest", "1", "lowest eigenvalue of the factor over its largest"),
+    Column("asymmetry", "1", "‖Q − Qᵀ‖/‖Q‖ of the factor"),
+    Column("failed_step", "count", "first step whose iterate is not finite"),
+)
+
+
+def settle(point: Mapping[str, Any], file: sources.File | None) -> Iterator[Case]:
+    """Yield the cases of one point of the grid."""
+    if point["what"] not in WHATS:
+        raise unknown("what", point["what"], WHATS)
+    rows, cols = shape_of(point["shape"])
+    axes = _checked(point)
+    for case in sources.settle(point["spectrum"], rows, cols, point["seed"], file):
+        shape = {"spectrum": case["source"], "shape": f"{case['rows']}x{case['cols']}", "what": point["what"]}
+        yield {**case, **shape, **axes}
+
+
+def _checked(point: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the axes of a point after checking them; None for those that do not matter."""
+    format = formats.get(point["format"])
+    for name, known in (("scale_mode", SCALE_MODES), ("rounding", ROUNDINGS)):
+        if point[name] not in known:
+            raise unknown(name.replace("_", " "), point[name], known)
+    if not 0 <= point["beta"] < 1:
+        raise ValueError(f"beta must lie in [0, 1), not {point['beta']}")
+    if format.name in ("e8m0", "int8") and point["what"] in WHATS:
+        raise LeftOut(f"format {format.name!r} is a scale or needs one, and is not measured alone")
+    scaled = isinstance(format, formats.BlockFormat) and not format.global_scale
+    values = {
+        "format": format.name,
+        "scale_mode": point["scale_mode"] if scaled else None,
+        "method": point["method"],
+        "steps": point["steps"],
+        "beta": float(point["beta"]),
+        "rounding": point["rounding"],
+    }
+    if "method" in WHATS[point["what"]]:
+        schedule = schedules.get(point["method"], point["steps"])
+        values |= {"method": schedule.name, "steps": schedule.steps}
+    return {name: value if name in WHATS[point["what"]] else None for name, value in values.items()}
+
+
+def measure(case: Case) -> Metrics:
+    """Return the metrics of one case."""
+    from muon_lab.studies.effects import EFFECTS
+
+    metrics = dict(EFFECTS[case["what"]](case, sources.matrix(case), sources.truth(case)))
+    metrics["rounding_error"] = metrics.pop("rounding", None)
+    largest = metrics.get("sigma_max")
+    if largest is not None and largest > ESCAPED:
+        raise Ended("diverged", f"a singular value of {largest:.3g}", metrics)
+    return metrics
+
+
+STUDY = Study(
+    name="stability",
+    question="Where does a low-precision number format hurt Muon?",
+    version=1,
+    axes=Axes,
+    columns=COLUMNS,
+    headline="error",
+    group=("what", "format", "method", "spectrum", "scale_mode"),
+    settle=settle,
+    measure=measure,
+    work=lambda case: 6 * svd_flops(case["rows"], case["cols"]),
+    facts=("rows", "cols", *sources.FACTS),
+)
