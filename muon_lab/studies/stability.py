@@ -12,6 +12,7 @@ r"""Where does a low-precision number format hurt Muon?
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from muon_lab.arithmetic import formats
@@ -28,7 +29,14 @@ WHATS: Mapping[str, tuple[str, ...]] = {
     "momentum": ("format", "scale_mode", "beta", "rounding"),
     "factor": ("format", "scale_mode"),
     "polar": ("format", "scale_mode"),
+    "training": ("format", "scale_mode", "operands", "updates"),
 }
+
+#: Which operands of the GPT's products are quantized; ``e5m2_gradients`` is all of them, the gradients in E5M2.
+OPERANDS = ("all", "weights", "activations", "gradients", "e5m2_gradients")
+
+#: Size of the small GPT, and bytes of text a step, for estimates.
+PARAMETERS, BYTES = 492_384, 8 * 128
 
 SCALE_MODES = ("rceil", "floor", "ceil", "even")
 ROUNDINGS = ("nearest", "stochastic")
@@ -39,7 +47,7 @@ class Axes:
     """The axes, in grid order."""
 
     what: tuple[str, ...] = ("products",)
-    """products, gradient, momentum, factor or polar."""
+    """products, gradient, momentum, factor, polar or training."""
     spectrum: tuple[str, ...] = ("gaussian", "geometric(100)", "geometric(1e4)")
     """A named spectrum such as geometric(1e3), `recorded[:PATTERN]`, or `file[:PATTERN]` with --matrices."""
     shape: tuple[str, ...] = ("256x512",)
@@ -58,6 +66,10 @@ class Axes:
     """Decay of the average (momentum)."""
     rounding: tuple[str, ...] = ("nearest",)
     """How the average is rounded: nearest or stochastic (momentum)."""
+    operands: tuple[str, ...] = ("all",)
+    """Which operands are quantized: all, weights, activations, gradients, e5m2_gradients (training)."""
+    updates: tuple[int, ...] = (100,)
+    """Steps of training."""
 
 
 COLUMNS = (
@@ -82,7 +94,14 @@ COLUMNS = (
     Column("negative", "count", "negative eigenvalues of the factor"),
     Column("lowest", "1", "lowest eigenvalue of the factor over its largest"),
     Column("asymmetry", "1", "‖Q − Qᵀ‖/‖Q‖ of the factor"),
-    Column("failed_step", "count", "first step whose iterate is not finite"),
+    Column("loss", "nat/byte", "validation loss after training"),
+    Column("loss_gap", "nat/byte", "validation loss minus that of the float32 run of the same seed"),
+    Column("loss_gap_bf16", "nat/byte", "validation loss minus that of the bfloat16 run of the same seed"),
+    Column("gradient_cosine", "1", "cosine of the quantized to the exact gradient at the common start"),
+    Column("gradient_gain", "1", "⟨quantized, exact⟩/⟨exact, exact⟩ at the common start"),
+    Column("end_cosine", "1", "the same cosine at the end, at the run's own weights"),
+    Column("end_gain", "1", "the same gain at the end"),
+    Column("failed_step", "count", "first step that is not finite"),
 )
 
 
@@ -92,6 +111,10 @@ def settle(point: Mapping[str, Any], file: sources.File | None) -> Iterator[Case
         raise unknown("what", point["what"], WHATS)
     rows, cols = shape_of(point["shape"])
     axes = _checked(point)
+    if point["what"] == "training":
+        nothing = dict.fromkeys(("spectrum", "shape", "rows", "cols", "matrix", "content"))
+        yield {**nothing, "what": "training", "seed": point["seed"], **axes}
+        return
     for case in sources.settle(point["spectrum"], rows, cols, point["seed"], file):
         shape = {"spectrum": case["source"], "shape": f"{case['rows']}x{case['cols']}", "what": point["what"]}
         yield {**case, **shape, **axes}
@@ -100,9 +123,11 @@ def settle(point: Mapping[str, Any], file: sources.File | None) -> Iterator[Case
 def _checked(point: Mapping[str, Any]) -> dict[str, Any]:
     """Return the axes of a point after checking them; None for those that do not matter."""
     format = formats.get(point["format"])
-    for name, known in (("scale_mode", SCALE_MODES), ("rounding", ROUNDINGS)):
+    for name, known in (("scale_mode", SCALE_MODES), ("rounding", ROUNDINGS), ("operands", OPERANDS)):
         if point[name] not in known:
             raise unknown(name.replace("_", " "), point[name], known)
+    if point["updates"] < 1:
+        raise ValueError(f"updates must be at least 1, not {point['updates']}")
     if not 0 <= point["beta"] < 1:
         raise ValueError(f"beta must lie in [0, 1), not {point['beta']}")
     if format.name in ("e8m0", "int8") and point["what"] in WHATS:
@@ -115,6 +140,8 @@ def _checked(point: Mapping[str, Any]) -> dict[str, Any]:
         "steps": point["steps"],
         "beta": float(point["beta"]),
         "rounding": point["rounding"],
+        "operands": point["operands"],
+        "updates": point["updates"],
     }
     if "method" in WHATS[point["what"]]:
         schedule = schedules.get(point["method"], point["steps"])
@@ -124,6 +151,8 @@ def _checked(point: Mapping[str, Any]) -> dict[str, Any]:
 
 def measure(case: Case) -> Metrics:
     """Return the metrics of one case."""
+    if case["what"] == "training":
+        return _trained(case)
     from muon_lab.studies.effects import EFFECTS
 
     metrics = dict(EFFECTS[case["what"]](case, sources.matrix(case), sources.truth(case)))
@@ -132,6 +161,49 @@ def measure(case: Case) -> Metrics:
     if largest is not None and largest > ESCAPED:
         raise Ended("diverged", f"a singular value of {largest:.3g}", metrics)
     return metrics
+
+
+def _trained(case: Case) -> Metrics:
+    """Train the small GPT with quantized products, and compare with the float32 and the bfloat16 run of its seed."""
+    from muon_lab.arithmetic.linear import Products
+    from muon_lab.studies.training import compare, train
+
+    chosen = ("weights", "activations", "gradients") if case["operands"] in ("all", "e5m2_gradients") else ()
+    names = dict.fromkeys(chosen or (case["operands"],), case["format"])
+    if case["operands"] == "e5m2_gradients":
+        names["gradients"] = "mxfp8_e5m2"
+    products = Products(**names, scale_mode=case["scale_mode"] or "rceil")
+    run = train(products, steps=case["updates"], seed=case["seed"], probe=(0, case["updates"]))
+    single, half = _baselines(case["seed"], case["updates"])
+    start, end = (run.gradients.get(step) for step in (0, case["updates"]))
+    metrics = {
+        "loss": run.validation,
+        "loss_gap": compare(run, single).loss_gap,
+        "loss_gap_bf16": compare(run, half).loss_gap,
+        "gradient_cosine": start and start.gradient_cosine,
+        "gradient_gain": start and start.gradient_gain,
+        "end_cosine": end and end.gradient_cosine,
+        "end_gain": end and end.gradient_gain,
+        "failed_step": run.nonfinite,
+    }
+    if run.nonfinite is not None:
+        raise Ended("nonfinite", f"step {run.nonfinite} is not finite", metrics)
+    return metrics
+
+
+@lru_cache(maxsize=4)  # all arms of a seed are compared with the same two runs
+def _baselines(seed: int, updates: int) -> Any:
+    from muon_lab.arithmetic.linear import BF16
+    from muon_lab.studies.training import train
+
+    return tuple(train(products, steps=updates, seed=seed) for products in (None, BF16))
+
+
+def _work(case: Case) -> float:
+    """Estimate the flops of a case: three products a parameter and byte, or some decompositions."""
+    if case["what"] == "training":
+        return 6.0 * PARAMETERS * BYTES * case["updates"]
+    return 6 * svd_flops(case["rows"], case["cols"])
 
 
 STUDY = Study(
@@ -144,6 +216,6 @@ STUDY = Study(
     group=("what", "format", "method", "spectrum", "scale_mode"),
     settle=settle,
     measure=measure,
-    work=lambda case: 6 * svd_flops(case["rows"], case["cols"]),
+    work=_work,
     facts=("rows", "cols", *sources.FACTS),
 )

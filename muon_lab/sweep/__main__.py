@@ -161,7 +161,12 @@ def _drawn(result: Any) -> list[Path]:
 
     if result.study.name not in panels.names() or not (result.table["outcome"] == "ok").any():
         return []
-    return list(save.save(panels.draw(result.study.name, result.table), result.path.parent / result.study.name))
+    try:
+        figure = panels.draw(result.study.name, result.table)
+    except ValueError as reason:  # the table is there, and a picture of it does not exist
+        _say(f"note: no figure: {reason}")
+        return []
+    return list(save.save(figure, result.path.parent / result.study.name))
 
 
 @contextlib.contextmanager

@@ -145,6 +145,40 @@ def test_the_polar_factor_of_a_quantized_matrix_is_as_far_as_was_measured(spectr
     assert found["relative"] < found["bound"]
 
 
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_training_compares_with_the_float32_and_the_bfloat16_run_of_its_seed():
+    found = row("training", updates=3)
+    assert found["outcome"] == "ok"
+    assert (found["spectrum"], found["rows"], found["method"]) == (None, None, None)
+    assert 4 < found["loss"] < 6  # nats a byte: three steps from the start
+    assert 0 < abs(found["loss_gap"]) < 0.05
+    assert found["loss_gap_bf16"] == pytest.approx(found["loss_gap"], abs=0.01)
+    assert found["gradient_cosine"] == pytest.approx(0.9994, abs=3e-4)
+    assert found["gradient_gain"] == pytest.approx(0.995, abs=3e-3)
+
+
+@pytest.mark.slow
+def test_scales_rounded_down_shrink_the_gradient_of_training():
+    found = {mode: row("training", updates=1, scale_mode=mode)["gradient_gain"] for mode in ("rceil", "floor")}
+    assert found["floor"] < found["rceil"] - 0.005
+
+
+@pytest.mark.slow
+def test_operands_are_switched_on_alone():
+    cosines = {
+        operands: row("training", updates=1, operands=operands)["gradient_cosine"]
+        for operands in ("all", "weights", "activations", "gradients", "e5m2_gradients")
+    }
+    assert (
+        cosines["e5m2_gradients"]
+        < cosines["all"]
+        < min(cosines[name] for name in ("weights", "activations", "gradients"))
+    )
+
+
 # --- the grid ---------------------------------------------------------------------------------------------------------
 
 
@@ -167,6 +201,8 @@ def test_axes_that_do_not_matter_make_no_cases():
         ("format", "mxfp8", "unknown format 'mxfp8': did you mean 'mxfp8_e"),
         ("scale_mode", "round", "unknown scale mode 'round'"),
         ("rounding", "up", "unknown rounding 'up'"),
+        ("operands", "weight", "unknown operands 'weight': did you mean 'weights'"),
+        ("updates", 0, "updates must be at least 1, not 0"),
         ("beta", 1.0, r"beta must lie in \[0, 1\), not 1.0"),
         ("method", "svd", "unknown schedule 'svd'"),
     ],
