@@ -5,19 +5,33 @@ from collections.abc import Callable
 import polars as pl
 from matplotlib.figure import Figure
 
+from muon_lab.figures.error_budget import error_budget
 from muon_lab.figures.layout_error import blockwise
-from muon_lab.figures.ratios import speed
+from muon_lab.figures.ratios import emulation, speed
 from muon_lab.figures.scalar_maps import schedules
+from muon_lab.figures.stability import stability
 from muon_lab.figures.step_error import orthogonalization
 from muon_lab.nearest import unknown
 
-__all__ = ["blockwise", "draw", "names", "orthogonalization", "schedules", "speed"]
+__all__ = [
+    "blockwise",
+    "draw",
+    "emulation",
+    "error_budget",
+    "names",
+    "orthogonalization",
+    "schedules",
+    "speed",
+    "stability",
+]
 
 _STUDIES: dict[str, Callable[[pl.DataFrame], Figure]] = {
     "orthogonalization": orthogonalization,
     "blockwise": blockwise,
+    "stability": stability,
     "schedules": schedules,
     "speed": speed,
+    "emulation": emulation,
 }
 
 
@@ -27,7 +41,7 @@ def names() -> tuple[str, ...]:
     Examples
     --------
     >>> names()
-    ('orthogonalization', 'blockwise', 'schedules', 'speed')
+    ('orthogonalization', 'blockwise', 'stability', 'schedules', 'speed', 'emulation')
     """
     return tuple(_STUDIES)
 

@@ -46,6 +46,22 @@ def speed(table: pl.DataFrame) -> Figure:
     return figure
 
 
+def emulation(table: pl.DataFrame) -> Figure:
+    """Draw the ratio of every emulated operation and format to its float32 counterpart, one panel a size.
+
+    Parameters
+    ----------
+    table : polars.DataFrame
+        Rows of the study `emulation`.
+    """
+    side = pl.col("size").cast(pl.String)
+    return speed(
+        table.with_columns(
+            shape=side + "x" + side, method=pl.col("operation"), dtype=pl.col("format"), steps=pl.lit(None, pl.Int64)
+        )
+    )
+
+
 def _size(shape: str) -> tuple[int, str]:
     return math.prod(int(side) for side in shape.split("x")), shape
 

@@ -62,6 +62,23 @@ METHODS = {
 #: Tol's dark colours, for the names that nobody has given one.
 _OTHERS = ("#332288", "#117733", "#aa4499", "#661100", "#225555", "#663333")
 
+#: Number formats: greys for plain floats, then a hue a width, from Tol's medium-contrast scheme, dark before light.
+FORMATS = {
+    "fp64": "#000000",
+    "fp32": "#333333",
+    "tf32": "#4d4d4d",
+    "fp16": "#5f5f5f",
+    "bf16": "#a6a6a6",
+    "fp8_e4m3": "#117766",
+    "fp8_e5m2": "#44aa99",
+    "mxfp8_e4m3": "#004488",
+    "mxfp8_e5m2": "#6699cc",
+    "mxfp6_e2m3": "#997700",
+    "mxfp6_e3m2": "#eecc66",
+    "mxfp4_e2m1": "#994455",
+    "nvfp4": "#ee99aa",
+}
+
 #: Dashes where a method begins as another one does, so that the other one shows through.
 _DASHES = {"deepseekv4": (0, (2.2, 1.6))}
 
@@ -97,9 +114,24 @@ def colour(method: str) -> str:
     >>> colour("my_schedule") == colour("my_schedule") != colour("quintic")
     True
     """
-    if method in METHODS:
-        return METHODS[method]
-    return _OTHERS[hashlib.sha256(method.encode()).digest()[0] % len(_OTHERS)]
+    return METHODS.get(method) or _other(method)
+
+
+def format_colour(name: str) -> str:
+    """Return the colour of a number format, the same in every figure; that of an unknown name depends on it alone.
+
+    Examples
+    --------
+    >>> format_colour("mxfp8_e4m3")
+    '#004488'
+    >>> format_colour("posit8") == format_colour("posit8") != format_colour("mxfp8_e4m3")
+    True
+    """
+    return FORMATS.get(name) or _other(name)
+
+
+def _other(name: str) -> str:
+    return _OTHERS[hashlib.sha256(name.encode()).digest()[0] % len(_OTHERS)]
 
 
 def dashes(method: str) -> Dashes:

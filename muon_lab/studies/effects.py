@@ -52,8 +52,8 @@ def gradient(case: Case, G: Matrix, truth: oracle.Polar) -> Metrics:
 
 
 def factor(case: Case, G: Matrix, truth: oracle.Polar) -> Metrics:
-    r"""Return what quantizing the Kronecker factor :math:`G G^T` does to its eigenvalues."""
-    L = torch.tensor(G @ G.T, dtype=torch.float32)
+    r"""Return what quantizing the Kronecker factor of the short side, of full rank, does to its eigenvalues."""
+    L = torch.tensor(G @ G.T if G.shape[0] <= G.shape[1] else G.T @ G, dtype=torch.float32)
     Q = roundtrip(L, case["format"], scale_mode=_mode(case)).double()
     eigenvalues = torch.linalg.eigvalsh((Q + Q.mT) / 2)
     return {

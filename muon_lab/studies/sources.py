@@ -55,7 +55,7 @@ def settle(value: str, rows: int, cols: int, seed: int, file: File | None) -> It
     """
     kind, _, pattern = value.partition(":")
     if kind == "recorded":
-        stream = streams.committed()
+        stream = _stream()
         names = loaded.selected([entry.name for entry in stream.entries], pattern or "*", "the recorded stream")
         yield from _listed(kind, [entry for entry in stream.entries if entry.name in names], stream.sha256)
     elif kind == "file":
@@ -72,6 +72,12 @@ def settle(value: str, rows: int, cols: int, seed: int, file: File | None) -> It
         if min(rows, cols) < 1:
             raise ValueError(f"a matrix needs at least 1 row and 1 column, but {rows}×{cols} was asked for")
         yield {"source": str(spectrum), "matrix": None, "rows": rows, "cols": cols, "seed": seed, "content": None}
+
+
+@lru_cache(maxsize=1)
+def _stream() -> streams.Stream:
+    """Return the recorded stream, read once a process."""
+    return streams.committed()
 
 
 def _condensed(notes: tuple[str, ...]) -> Iterator[str]:
@@ -131,7 +137,7 @@ def _problem(
 
         G = planted.draw(spectra.parse(source), rows, cols, _generator(source, rows, cols, seed)).matrix
     elif path is None:
-        G = streams.committed()[name].double().numpy()
+        G = _stream()[name].double().numpy()
     else:
         G = loaded.matrix(path, name).double().numpy()
     return G, polar.polar(G, roundoff=_roundoff(stored))

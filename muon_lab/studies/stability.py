@@ -5,7 +5,7 @@ r"""Where does a low-precision number format hurt Muon?
 - ``products``: the orthogonalization's own products, with operands quantized in every one;
 - ``gradient``: a matrix quantized, looked at in norm, element by element and row by row;
 - ``momentum``: an average stored in the format, for a constant gradient;
-- ``factor``: the Kronecker factor G Gᵀ stored in the format;
+- ``factor``: the Kronecker factor of the short side, G Gᵀ or GᵀG, stored in the format;
 - ``polar``: the exact polar factor of the quantized matrix;
 - ``training``: the small GPT trained with AdamW, forward and backward products emulated.
 """

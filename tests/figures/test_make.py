@@ -34,8 +34,8 @@ def blockwise():
 @pytest.fixture
 def project(tmp_path):
     (tmp_path / "paper_figures").mkdir()
-    for path in (ROOT / "paper_figures").glob("*.py"):
-        shutil.copy(path, tmp_path / "paper_figures")
+    for name in ("make", "fig_schedules", "fig_blockwise_error"):
+        shutil.copy(ROOT / "paper_figures" / f"{name}.py", tmp_path / "paper_figures")
     for name, table in {"schedules": schedules(), "blockwise_error": blockwise()}.items():
         (tmp_path / "experiments" / name).mkdir(parents=True)
         table.write_parquet(tmp_path / "experiments" / name / "table.parquet")
@@ -150,7 +150,7 @@ def test_an_unknown_figure_names_the_nearest(make, capsys):
 
 
 def test_every_script_declares_tables_and_a_caption(make):
-    for path in make.Paper(make.FOLDER).scripts().values():
+    for path in make.Paper(ROOT / "paper_figures").scripts().values():
         spec = importlib.util.spec_from_file_location(path.stem, path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)

@@ -65,7 +65,55 @@ def speed():
     )
 
 
-TABLES = {"orthogonalization": orthogonalization, "blockwise": blockwise, "schedules": schedules, "speed": speed}
+EFFECTS = {
+    "gradient": {},
+    "products": {"method": ("simple", "taylor"), "steps": (5,)},
+    "momentum": {"beta": (0.9, 0.95), "rounding": ("nearest", "stochastic")},
+    "factor": {},
+    "polar": {},
+}
+
+
+def stability(whats=EFFECTS, spectra=("gaussian", "geometric(100)", "recorded"), formats=("bf16", "mxfp8_e4m3")):
+    """Return a table in which mxfp8 fails in two ways: `simple` on recorded matrices, and once in three elsewhere."""
+    modes = {"bf16": (None,), "mxfp8_e4m3": ("rceil", "floor")}
+    schema = {"what": pl.String, "spectrum": pl.String, "seed": pl.Int64, "format": pl.String, "scale_mode": pl.String}
+    schema |= {"method": pl.String, "steps": pl.Int64, "beta": pl.Float64, "rounding": pl.String}
+    rows = []
+    for what, spectrum, seed, format in product(whats, spectra, (0, 1, 2), formats):
+        names = [name for name in schema if name in EFFECTS[what]]
+        for mode, *values in product(modes[format], *(EFFECTS[what][name] for name in names)):
+            axes = {"what": what, "spectrum": spectrum, "seed": seed, "format": format, "scale_mode": mode}
+            rows.append(axes | dict(zip(names, values, strict=True)))
+    table = pl.DataFrame([dict.fromkeys(schema) | row for row in rows], schema=schema)
+    metrics = ("error", "saturated", "flushed", "relative", "bound", "gain", "lowest", "negative")
+    metrics += ("truncation", "rounding_error", "quantization", "remainder")
+    noise = dict(zip(metrics, 10.0 ** GENERATOR(4).uniform(-3, 0, (len(metrics), len(table))), strict=True))
+    failing = (pl.col("what") == "products") & (pl.col("method") == "simple") & pl.col("scale_mode").is_not_null()
+    lost = failing & (pl.col("spectrum") == "recorded")
+    return (
+        table.with_columns(pl.Series(name, values) for name, values in noise.items())
+        .with_columns(pl.when(pl.col("format") != "bf16").then(pl.col("quantization")).alias("quantization"))
+        .with_columns(
+            outcome=pl.when(lost)
+            .then(pl.lit("nonfinite"))
+            .when(failing & (pl.col("seed") == 2))
+            .then(pl.lit("diverged"))
+            .otherwise(pl.lit("ok")),
+            failed_step=pl.when(lost).then(5 + pl.col("seed")),
+        )
+        .with_columns(pl.when(~lost).then(pl.col(name)).alias(name) for name in metrics)
+        .with_columns(pl.when(pl.col("outcome") == "diverged").then(1e6).otherwise(pl.col("error")).alias("error"))
+    )
+
+
+TABLES = {
+    "orthogonalization": orthogonalization,
+    "blockwise": blockwise,
+    "stability": stability,
+    "schedules": schedules,
+    "speed": speed,
+}
 DEGENERATE = {
     "one dim": lambda: ("blockwise", blockwise(dims=(1,))),
     "one source": lambda: ("blockwise", blockwise(sources=("gaussian",)).with_columns(matrix=pl.lit(None))),
@@ -83,8 +131,20 @@ DEGENERATE = {
     "a schedule that escapes": lambda: ("schedules", schedules().with_columns(worst=1e9)),
     "one shape": lambda: ("speed", speed().filter(shape="64x64")),
     "a peer that is missing once": lambda: ("speed", speed().slice(1)),
+    **{f"{what} alone": lambda what=what: ("stability", stability((what,))) for what in EFFECTS},
+    "one format": lambda: ("stability", stability(formats=("bf16",))),
+    "one spectrum": lambda: ("stability", stability(spectra=("recorded",))),
+    "one effect of one matrix": lambda: ("stability", stability().filter(what="products").head(1)),
+    "failures alone": lambda: ("stability", stability().filter(outcome="nonfinite")),
+    "no error in any format": lambda: ("stability", stability().with_columns(error=0.0, bound=0.0, relative=0.0)),
+    "several numbers of steps": lambda: ("stability", pl.concat([stability(), more_steps()])),
+    "stability in categories": lambda: ("stability", stability().with_columns(pl.col(pl.String).cast(pl.Categorical))),
     "categories": lambda: ("speed", speed().with_columns(pl.col("peer", "method", "outcome").cast(pl.Categorical))),
 }
+
+
+def more_steps():
+    return stability(("products",)).with_columns(steps=pl.lit(7, pl.Int64))
 
 
 def line(axes, name):
@@ -195,6 +255,127 @@ def test_speed_draws_ratios_with_their_quartiles():
     assert [own["ratio_low"].item(), own["ratio_high"].item()] in ends
 
 
+def panel(figure, title):
+    (found,) = [axes for axes in figure.axes if axes.get_title() == title]
+    return found
+
+
+def named(figure, name):
+    """Return the artists of all panels that bear a name."""
+    return [one for axes in figure.axes for one in axes.lines if one.get_label() == name]
+
+
+def test_stability_draws_errors_of_products():
+    table = stability()
+    figure = panels.stability(table)
+    names = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
+    assert names == ["bf16", "mxfp8_e4m3, rceil", "mxfp8_e4m3, floor"]
+    axes = panel(figure, "geometric(100)")
+    own = table.filter(what="products", spectrum="geometric(100)", method="taylor", scale_mode="floor")
+    dot = line(axes, "taylor 5 mxfp8_e4m3 floor")
+    assert dot.get_xdata() == [own["error"].median()]
+    assert round(dot.get_ydata()[0]) == 2
+    ends = [list(one.get_segments()[0][:, 0]) for one in axes.collections if len(one.get_segments())]
+    assert any(np.allclose(pair, np.quantile(own["error"], [0.25, 0.75]), rtol=1e-14) for pair in ends)
+
+
+def test_stability_shows_failures_with_their_step_behind_the_axis():
+    figure = panels.stability(stability())
+    axes = panel(figure, "recorded")
+    mark = line(axes, "simple 5 mxfp8_e4m3 rceil nonfinite")
+    assert mark.get_marker() == "$5$"  # the earliest of 5, 6 and 7
+    assert not [one for one in axes.lines if one.get_label() == "simple 5 mxfp8_e4m3 rceil"]
+    partly = panel(figure, "gaussian")
+    triangle = line(partly, "simple 5 mxfp8_e4m3 rceil diverged")
+    (dot,) = line(partly, "simple 5 mxfp8_e4m3 rceil").get_xdata()
+    assert triangle.get_marker() == ">"
+    shown = [one.get_xdata()[0] for one in partly.lines if one.get_label().startswith("taylor")]
+    for failure, place in ((mark, axes), (triangle, partly)):
+        assert max(dot, *shown) < failure.get_xdata()[0] < place.get_xlim()[1]
+    assert {"diverged", "not finite at step $k$"} <= {*texts(figure)}
+    assert not any("not shown" in text for text in texts(figure))
+
+
+@pytest.mark.parametrize("what", ["gradient", "factor"])
+def test_stability_draws_medians_of_a_matrix_in_a_format(what):
+    table = stability()
+    figure = panels.stability(table)
+    own = table.filter(what=what, scale_mode="floor")
+    name, metrics = "mxfp8_e4m3 floor", ("error", "saturated", "flushed")
+    if what == "factor":
+        own, name, metrics = own.filter(spectrum="recorded"), f"recorded {name}", ("lowest", "negative")
+    drawn = [one.get_xdata()[0] for one in named(figure, name) if len(one.get_xdata()) == 1]
+    assert drawn == [own[metric].median() for metric in metrics]
+
+
+def test_stability_draws_momentum_against_beta():
+    table = stability()
+    axes = panel(panels.stability(table), "rounded stochastically")
+    curve = line(axes, "mxfp8_e4m3 rceil stochastic")
+    own = table.filter(what="momentum", rounding="stochastic", scale_mode="rceil")
+    np.testing.assert_allclose(curve.get_xdata(), [10, 20])
+    assert list(curve.get_ydata()) == [own.filter(beta=beta)["gain"].median() for beta in (0.9, 0.95)]
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["0.9", "0.95"]
+
+
+def test_stability_draws_every_polar_factor_against_its_bound():
+    table = stability()
+    (axes,) = [axes for axes in panels.stability(table).axes if "polar factor" in axes.get_ylabel()]
+    own = table.filter(what="polar", format="bf16").sort("bound").select("bound", "relative")
+    np.testing.assert_array_equal(line(axes, "bf16").get_xydata(), own.to_numpy())
+    x, y = line(axes, "bound").get_data()
+    assert list(x) == list(y)
+
+
+def test_error_budget_draws_the_whole_its_parts_and_what_they_can_add_up_to():
+    table = stability()
+    figure = panels.error_budget(table)
+    axes = figure.axes[4]  # the second schedule, the second spectrum
+    assert axes.get_title(loc="left") == "taylor, 5"
+    own = table.filter(what="products", spectrum="geometric(100)", method="taylor", scale_mode="rceil")
+    names = ("truncation", "rounding_error", "quantization", "remainder")
+    for name in ("relative", *names):
+        assert line(axes, f"mxfp8_e4m3 rceil {name}").get_xdata() == [own[name].median()]
+    lengths = np.sort(own.select(names).to_numpy(), axis=1)
+    least = np.median(np.maximum(lengths[:, -1] - lengths[:, :-1].sum(axis=1), 0))
+    bar = axes.collections[1].get_paths()[0].vertices[:, 0]
+    np.testing.assert_allclose(bar.max(), np.median(lengths.sum(axis=1)))
+    assert bar.min() == pytest.approx(least) or bar.min() < axes.get_xlim()[0] >= least
+
+
+def test_error_budget_knows_no_quantization_of_a_stored_format_and_shows_failures():
+    figure = panels.error_budget(stability())
+    assert not named(figure, "bf16 quantization")
+    assert [one.get_marker() for one in named(figure, "mxfp8_e4m3 floor nonfinite")] == ["$5$"]
+    assert [one.get_marker() for one in named(figure, "mxfp8_e4m3 floor diverged")] == [">", ">"]
+
+
+BUDGETS = {
+    "all": stability,
+    "one spectrum": lambda: stability(spectra=("gaussian",)),
+    "one row": lambda: stability(("products",)).head(1),
+    "failures alone": lambda: stability().filter(outcome="nonfinite"),
+    "several numbers of steps": lambda: pl.concat([stability(), more_steps()]),
+    "no error at all": lambda: stability().with_columns(relative=0.0, truncation=0.0, rounding_error=0.0),
+}
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_error_budget_is_legible_and_ignores_the_order_of_rows(name, tmp_path):
+    table = BUDGETS[name]()
+    figure = panels.error_budget(table)
+    assert overlaps(figure) == []
+    assert cut_off(figure) == []
+    shuffled = panels.error_budget(table.sample(fraction=1.0, shuffle=True, seed=1))
+    found = [[path.read_bytes() for path in save.save(one, tmp_path / "budget")] for one in (figure, shuffled)]
+    assert found[0] == found[1]
+
+
+def test_error_budget_without_products_is_refused():
+    with pytest.raises(ValueError, match="rows of the table are products"):
+        panels.error_budget(stability(("polar",)))
+
+
 @pytest.mark.parametrize("study", TABLES)
 def test_the_order_of_rows_does_not_matter(study, tmp_path):
     table = TABLES[study]()
@@ -209,6 +390,10 @@ def test_the_order_of_rows_does_not_matter(study, tmp_path):
     ("study", "wanted"),
     [
         ("blockwise", {"rows cut (dim 0)", "tensor-parallel ranks", "svd", "recorded momenta", "planted gaussian"}),
+        (
+            "stability",
+            {"gaussian", "simple, 5", "mxfp8_e4m3", "scales by floor", "flushed to zero", r"$\beta$", "bound"},
+        ),
         ("schedules", {"steps", r"$\sigma$", "simple", "mine", "aol, 5"}),
         ("orthogonalization", {"steps", "truncation", "rounding", "taylor", "gaussian, float32"}),
         ("speed", {"time / reference", "svd, lab", "512 × 2048"}),

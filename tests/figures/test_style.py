@@ -22,6 +22,17 @@ def test_every_format_has_a_marker_of_its_own():
     assert len({*style.MARKERS.values(), style.marker("unknown")}) == len(style.MARKERS) + 1
 
 
+def test_every_number_format_has_a_colour_of_its_own():
+    assert len(set(style.FORMATS.values())) == len(style.FORMATS)
+    assert not set(style.FORMATS.values()) & {style.format_colour(f"unknown_{index}") for index in range(100)}
+
+
+def test_all_formats_of_the_stability_study_have_a_colour():
+    from muon_lab.studies.stability import Axes
+
+    assert set(Axes().format) <= set(style.FORMATS)
+
+
 def test_all_published_schedules_have_a_colour():
     from muon_lab.studies import methods
 
