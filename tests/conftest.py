@@ -1,6 +1,13 @@
-"""Strictness for every test: shapes are checked at run time, and global random generators must not move."""
+"""Strictness for every test: shapes are checked at run time, and global random generators must not move.
 
+One thread a process: small products wait longer for each other than they compute, and two processes fill two cores.
+"""
+
+import os
 from importlib.util import find_spec
+
+for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
 
 import hypothesis
 import numpy as np

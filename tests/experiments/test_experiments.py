@@ -29,7 +29,7 @@ def test_the_table_has_the_cases_of_the_question(folder):
         assert keys <= set(table["key"])
     else:
         assert keys == set(table["key"])
-    assert set(table["outcome"]) == {"ok"}
+    assert "error" not in set(table["outcome"])
 
 
 def test_the_folder_says_why_and_what_came_out(folder):
@@ -39,15 +39,25 @@ def test_the_folder_says_why_and_what_came_out(folder):
 
 
 def test_a_few_cases_measured_again_give_the_same_numbers(folder):
-    """Bits differ between processors: condition times roundoff, 1e-6 here, is what may be left of that."""
+    """Bits differ between processors: condition times roundoff, 1e-6 here, is what may be left of that.
+
+    Where a number is rounded to few bits, a last bit can turn into a whole quantum: quantized matrices are compared to
+    1 %. What is iterated or trained on such numbers goes another way on another processor, and is not compared.
+    """
     experiment = grid.read(folder / "sweep.toml")
     study = studies.get(experiment.study)
     if study.timed:
         pytest.skip("times are not reproducible")
     table = pl.read_parquet(folder / "table.parquet")
     cases = list(grid.plan(experiment).cases.items())
+    tolerance = 1e-6
+    if study.name == "stability":
+        tolerance = 1e-2
+        cases = [(key, case) for key, case in cases if case["what"] in ("gradient", "polar")]
     for key, case in cases[:: max(1, len(cases) // 12)]:
         (committed,) = table.filter(key=key).to_dicts()
         measured = run_case(study.name, case)
         for column in study.columns:
-            assert measured[column.name] == pytest.approx(committed[column.name], rel=1e-6, abs=1e-6), column.name
+            assert measured[column.name] == pytest.approx(
+                committed[column.name], rel=tolerance, abs=max(1e-6, tolerance / 100)
+            ), column.name
