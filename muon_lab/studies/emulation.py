@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from muon_lab.arithmetic import formats
 from muon_lab.nearest import unknown
-from muon_lab.studies.speed import interleaved
+from muon_lab.studies.speed import RATIO_COLUMNS, interleaved, ratios
 from muon_lab.studies.study import Case, Column, LeftOut, Metrics, Study
 
 if TYPE_CHECKING:
@@ -41,11 +41,7 @@ class Axes:
 
 
 COLUMNS = (
-    Column("ratio", "1", "seconds of the candidate over seconds of the reference, median over rounds"),
-    Column("ratio_low", "1", "lower quartile over rounds"),
-    Column("ratio_high", "1", "upper quartile over rounds"),
-    Column("milliseconds", "ms", "median time of the candidate"),
-    Column("reference_milliseconds", "ms", "median time of the reference"),
+    *RATIO_COLUMNS,
     Column("error", "1", "distance of the result to the unrounded one, relative"),
 )
 
@@ -71,7 +67,6 @@ def settle(point: Mapping[str, Any], file: object) -> Iterator[Case]:
 
 def measure(case: Case) -> Metrics:
     """Return the metrics of one case."""
-    import numpy as np
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -84,15 +79,7 @@ def measure(case: Case) -> Metrics:
         candidate, reference = _product(case, A, B), lambda: A @ B
         exact = A @ B
     seconds = interleaved((candidate, reference), case["repeats"])
-    ratios = seconds[:, 0] / seconds[:, 1]
-    return {
-        "ratio": float(np.median(ratios)),
-        "ratio_low": float(np.quantile(ratios, 0.25)),
-        "ratio_high": float(np.quantile(ratios, 0.75)),
-        "milliseconds": 1e3 * float(np.median(seconds[:, 0])),
-        "reference_milliseconds": 1e3 * float(np.median(seconds[:, 1])),
-        "error": float((candidate().float() - exact).norm() / exact.norm()),
-    }
+    return {**ratios(seconds), "error": float((candidate().float() - exact).norm() / exact.norm())}
 
 
 def _roundtrip(case: Case, A: "Tensor", out: "Tensor") -> "Callable[[], Tensor]":

@@ -39,12 +39,17 @@ class Axes:
     """Measured rounds; one round before them does not count."""
 
 
-COLUMNS = (
+#: What is told of a candidate and a reference that took turns; see `ratios`.
+RATIO_COLUMNS = (
     Column("ratio", "1", "seconds of the candidate over seconds of the reference, median over rounds"),
     Column("ratio_low", "1", "lower quartile over rounds"),
     Column("ratio_high", "1", "upper quartile over rounds"),
     Column("milliseconds", "ms", "median time of the candidate"),
     Column("reference_milliseconds", "ms", "median time of the reference"),
+)
+
+COLUMNS = (
+    *RATIO_COLUMNS,
     Column("gemm_gflops", "Gflop/s", "median rate of square float32 products, as many flops as the reference"),
     Column("share", "1", "rate of the candidate's products, counted as general ones, over gemm_gflops"),
     Column("reference_share", "1", "the same for the reference"),
@@ -99,22 +104,32 @@ def measure(case: Case) -> Metrics:
 
     seconds = interleaved((lambda: candidate(G), lambda: reference(G), gemm), case["repeats"])
     own, base, plain = np.median(seconds, axis=0)
-    ratios = seconds[:, 0] / seconds[:, 1]
     rate = products * 2 * side**3 / plain
     truth = polar(G.double().numpy())
     exact = case["method"] == methods.EXACT
     own_flops = None if exact else flops(schedules.get(case["method"], case["steps"]), rows, cols)
     return {
-        "ratio": float(np.median(ratios)),
-        "ratio_low": float(np.quantile(ratios, 0.25)),
-        "ratio_high": float(np.quantile(ratios, 0.75)),
-        "milliseconds": 1e3 * float(own),
-        "reference_milliseconds": 1e3 * float(base),
+        **ratios(seconds),
         "gemm_gflops": rate / 1e9,
         "share": None if own_flops is None else own_flops / own / rate,
         "reference_share": base_flops / base / rate,
         "relative": errors(candidate(G).double(), truth).relative,
         "reference_relative": errors(reference(G).double(), truth).relative,
+    }
+
+
+def ratios(seconds: Any) -> dict[str, float]:
+    """Return the numbers of `RATIO_COLUMNS` from the seconds of a candidate and a reference in every round."""
+    import numpy as np
+
+    low, middle, high = np.quantile(seconds[:, 0] / seconds[:, 1], (0.25, 0.5, 0.75))
+    own, base = 1e3 * np.median(seconds[:, :2], axis=0)
+    return {
+        "ratio": float(middle),
+        "ratio_low": float(low),
+        "ratio_high": float(high),
+        "milliseconds": float(own),
+        "reference_milliseconds": float(base),
     }
 
 
