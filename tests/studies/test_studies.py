@@ -105,7 +105,7 @@ def test_exact_method_is_exact_on_recorded_gradients():
 def test_first_layer_gradient_has_as_many_directions_as_its_batch_has_distinct_bytes():
     first = table("orthogonalization", spectrum="recorded:gradient/200/blocks.0.attention.qkv", method="svd")
     last = table("orthogonalization", spectrum="recorded:gradient/200/blocks.3.attention.qkv", method="svd")
-    assert first["rank"].item() < 96 == last["rank"].item()
+    assert (first["rank"].item(), last["rank"].item()) == (50, 96)  # that batch has 50 distinct bytes
 
 
 def test_a_direction_turned_around_is_read_from_the_gap():
