@@ -15,7 +15,7 @@ Source of the six published tables as used in training: NVIDIA-NeMo/Emerging-Opt
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -268,6 +268,12 @@ def known() -> tuple[str, ...]:
     return tuple(_BY_NAME)
 
 
+@lru_cache(typed=True)  # a schedule keeps what it found out about itself, and a sweep asks for it at every case
+def _with_steps(name: str, steps: int | None) -> Schedule:
+    """Return one and the same value for the same request."""
+    return _BY_NAME[name] if steps is None else replace(_BY_NAME[name], steps=steps)
+
+
 def get(name: str, steps: int | None = None) -> Schedule:
     """Return a published schedule by name, with the given number of steps.
 
@@ -298,7 +304,10 @@ def get(name: str, steps: int | None = None) -> Schedule:
     """
     if name not in _BY_NAME:
         raise unknown("schedule", name, _BY_NAME)
-    schedule = _BY_NAME[name] if steps is None else replace(_BY_NAME[name], steps=steps)
+    if steps is None or isinstance(steps, int):
+        schedule = _with_steps(name, steps)
+    else:
+        schedule = replace(_BY_NAME[name], steps=steps)  # which says what is wrong with it
     if schedule.caution:
         warnings.warn(schedule.caution, ScheduleWarning, stacklevel=2)
     return schedule

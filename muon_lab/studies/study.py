@@ -19,9 +19,6 @@ Metrics = Mapping[str, float | int | None]
 #: The ways in which a case can end.
 OUTCOMES = ("ok", "nonfinite", "diverged", "not_converged", "error")
 
-#: What every row has besides its axes, facts and metrics.
-STANDARD = ("study", "key", "outcome", "note")
-
 
 class LeftOut(Exception):
     """A point of the grid that cannot be measured here; the message says why."""
