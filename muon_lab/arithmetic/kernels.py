@@ -11,7 +11,6 @@ two more find the scales; scratch memory is kept from one piece to the next.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float, Int, UInt8
@@ -20,38 +19,13 @@ from torch import Tensor
 from muon_lab.arithmetic import formats, rounding, scales
 from muon_lab.arithmetic.formats import E8M0, BlockFormat, Format
 from muon_lab.arithmetic.rounding import DOUBLE, SINGLE, Carrier
+from muon_lab.arithmetic.scratch import Scratch
 
 #: Writes the values of a piece to its second argument; returns its scale codes, one a tile (none without blocks).
 Kernel = Callable[[Tensor, Tensor], Tensor]
 
 #: Formats that a CPU converts to and back in one instruction each, correctly rounded from float32.
 CASTS = {formats.BF16: torch.bfloat16, formats.FP16: torch.float16}
-
-
-@dataclass(frozen=True, eq=False)
-class Scratch:
-    """Memory that is used again from one piece to the next, by purpose.
-
-    Examples
-    --------
-    >>> import torch
-    >>> scratch, v = Scratch(), torch.zeros(2, 3)
-    >>> scratch.like(v, torch.float32, "work").data_ptr() == scratch.like(v, torch.float32, "work").data_ptr()
-    True
-    """
-
-    buffers: dict[tuple[str, torch.dtype], Tensor] = field(default_factory=dict)
-
-    def like(self, v: Float[Tensor, "..."], dtype: torch.dtype, purpose: str) -> Float[Tensor, "..."]:
-        """Return memory of the shape of v, whose contents are arbitrary."""
-        buffer = self.buffers.get((purpose, dtype))
-        if buffer is None or buffer.numel() < v.numel():
-            buffer = self.buffers[purpose, dtype] = torch.empty(v.numel(), dtype=dtype, device=v.device)
-        return buffer[: v.numel()].view(v.shape)
-
-    def cast(self, v: Float[Tensor, "..."], dtype: torch.dtype, purpose: str) -> Float[Tensor, "..."]:
-        """Return v in a dtype: itself if that is its own."""
-        return v if v.dtype == dtype else self.like(v, dtype, purpose).copy_(v)
 
 
 def scalar(format: Format, generator: torch.Generator | None, scratch: Scratch) -> Kernel:

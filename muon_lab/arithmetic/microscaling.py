@@ -35,8 +35,9 @@ from torch import Tensor
 from muon_lab.arithmetic import blocks, formats, kernels, scales
 from muon_lab.arithmetic.blocks import Layout
 from muon_lab.arithmetic.formats import E8M0, FP32, BlockFormat, Format
-from muon_lab.arithmetic.kernels import Kernel, Scratch
+from muon_lab.arithmetic.kernels import Kernel
 from muon_lab.arithmetic.rounding import DOUBLE, SINGLE, carrier, code_dtype, decoder, encode
+from muon_lab.arithmetic.scratch import Scratch
 from muon_lab.nearest import unknown
 
 #: How an element is rounded.
@@ -231,9 +232,36 @@ def roundtrip(
     """
     record = _checked(x, format, scale_mode, axis, rounding, generator, tile)
     x = x.detach()
-    layout, scratch = _layout(x, record, axis, tile), Scratch()
+    layout = _layout(x, record, axis, tile)
     values = layout.new(x, carrier(x).dtype) if out is None else _checked_out(out, x)
-    kernel, _ = _kernel(x, record, scale_mode, generator, layout, scratch)
+    return _write(x, record, scale_mode, generator, layout, Scratch(), values)
+
+
+def operand(
+    x: Float[Tensor, "..."], record: Format | BlockFormat, scale_mode: str, axis: int, scratch: Scratch, purpose: str
+) -> Float[Tensor, "..."]:
+    """Return the values of ``roundtrip`` in scratch memory, which the next call for this purpose overwrites.
+
+    A checked format and tensor are the caller's business. What is saved is fresh memory, half of the cost of a round
+    trip of a few megabytes.
+    """
+    x = x.detach()
+    layout = _layout(x, record, axis, None)
+    values = scratch.like(x.permute(layout.order), carrier(x).dtype, purpose).permute(layout.back)
+    return _write(x, record, scale_mode, None, layout, scratch, values)
+
+
+def _write(
+    x: Tensor,
+    record: Format | BlockFormat,
+    mode: str,
+    generator: torch.Generator | None,
+    layout: Layout,
+    scratch: Scratch,
+    values: Tensor,
+) -> Tensor:
+    """Write the values of the rounded x, a piece at a time; return them."""
+    kernel, _ = _kernel(x, record, mode, generator, layout, scratch)
     data, target = layout.matrices(x), layout.matrices(values)
     for piece in blocks.pieces(layout):
         kernel(piece.of(data), piece.of(target))

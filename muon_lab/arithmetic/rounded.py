@@ -7,7 +7,7 @@ float32 of operands rounded to bfloat16 is as accurate as a native one, which su
 without bfloat16 units tens of times faster.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -15,10 +15,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from muon_lab.arithmetic import formats
-from muon_lab.arithmetic.formats import BlockFormat
-from muon_lab.arithmetic.microscaling import roundtrip
+from muon_lab.arithmetic.formats import Format
+from muon_lab.arithmetic.microscaling import operand, roundtrip
 from muon_lab.arithmetic.policy import Exact, two_to
 from muon_lab.arithmetic.scales import MODES
+from muon_lab.arithmetic.scratch import Scratch
 from muon_lab.nearest import unknown
 
 #: Significant bits of float32.
@@ -118,6 +119,9 @@ class Rounded:
     accumulator : Accumulator
         How products are summed: `Wide` in float32, or a model of a tensor core.
 
+    Rounded operands are kept in memory that the next product uses again, one set a thread, as large as the largest pair
+    so far: it is freed with the value.
+
     Raises
     ------
     ValueError
@@ -141,6 +145,7 @@ class Rounded:
     stored: str | None = None
     scale_mode: str = "rceil"
     accumulator: Accumulator = Wide()
+    scratch: Scratch = field(default_factory=Scratch, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         formats.get(self.operands)
@@ -155,14 +160,20 @@ class Rounded:
 
     def store(self, X: Float[Tensor, "*batch m n"], dtype: torch.dtype) -> Float[Tensor, "*batch m n"]:
         """Round to the format of results; the tensor itself stays in float32, or in float64 for float64 data."""
+        format = self.kept
+        return X if format is None else self._rounded(X, format)
+
+    @property
+    def kept(self) -> str | None:
+        """The format to which results are rounded, or None where they stay as they were summed."""
         if self.stored is not None:
-            return self._rounded(X, self.stored)
-        return self._rounded(X, self.operands) if self.operands in STORED else X
+            return self.stored
+        return self.operands if self.operands in STORED else None
 
     def gram(self, X: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch m m"]:
         """Return X Xᵀ."""
-        Q = self._operand(X, -1)
-        return self.store(self.accumulator.product(Q, Q.mT), X.dtype)
+        Q = self._operand(X, -1, "left")
+        return self._result(self.accumulator.product(Q, Q.mT))
 
     def square(
         self, A: Float[Tensor, "*batch m m"], *, alpha: float = 1.0, beta: float = 0.0
@@ -180,21 +191,31 @@ class Rounded:
         C: Float[Tensor, "*batch m n"] | None = None,
     ) -> Float[Tensor, "*batch m n"]:
         """Return alpha·A B + beta·C, the sum rounded once."""
-        X = self.accumulator.product(self._operand(A, -1), self._operand(B, -2))
+        left = self._operand(A, -1, "left")
+        same = A is B and isinstance(formats.get(self.operands), Format)
+        X = self.accumulator.product(left, left if same else self._operand(B, -2, "right"))
         if alpha != 1.0:
             X = X.mul_(alpha)
         if C is not None:
             X = X.add_(C, alpha=beta)
-        return self.store(X, X.dtype)
+        return self._result(X)
 
-    def _operand(self, X: Float[Tensor, "*batch m n"], axis: int) -> Float[Tensor, "*batch m n"]:
-        return self._rounded(X, self.operands, axis)
+    def _operand(self, X: Float[Tensor, "*batch m n"], axis: int, side: str) -> Float[Tensor, "*batch m n"]:
+        """Return X rounded, in memory that the next product uses again."""
+        return operand(X, formats.get(self.operands), self.scale_mode, axis, self.scratch, side)
 
-    def _rounded(self, X: Float[Tensor, "*batch m n"], format: str, axis: int = -1) -> Float[Tensor, "*batch m n"]:
+    def _result(self, X: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch m n"]:
+        """Round a product in its own memory if torch can, else return a new one."""
+        format = self.kept
+        if format in NATIVE and X.dtype == torch.float32:
+            return X.copy_(self.scratch.like(X, NATIVE[format], "half").copy_(X))
+        return X if format is None else self._rounded(X, format)
+
+    def _rounded(self, X: Float[Tensor, "*batch m n"], format: str) -> Float[Tensor, "*batch m n"]:
+        """Return a new tensor, rounded to a format of results."""
         if format in NATIVE and X.dtype == torch.float32:  # the same bits as `roundtrip` gives, in less time
             return X.to(NATIVE[format]).float()
-        mode = self.scale_mode if isinstance(formats.get(format), BlockFormat) else "rceil"
-        return roundtrip(X, format, scale_mode=mode, axis=axis)
+        return roundtrip(X, format)
 
 
 def _truncated_to_float32(X: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
