@@ -18,11 +18,20 @@ ACROSS = 5
 #: Inches that a dot takes in a row, and a whole row at least; and that titles, ticks and names take.
 DOT, ROW, FRAME = 0.056, 0.14, 0.7
 
+#: Below this a cosine differs from 1 by its rounding alone.
+ROUNDOFF = 1e-9
+
 #: The lowest panel.
 LOW = 0.7
 
 GRADIENT = {"error": "error of the matrix", "saturated": "saturated", "flushed": "flushed to zero"}
 FACTOR = {"lowest": r"$\lambda_{\min}/\lambda_{\max}$", "negative": "negative eigenvalues"}
+TRAINING = {
+    "lost": "1 − cosine of the gradient",
+    "gradient_gain": "gain of the gradient",
+    "loss_gap": "loss gap, nat/byte",
+}
+OPERANDS = ("all", "weights", "activations", "gradients", "e5m2_gradients")
 ROUNDINGS = {"nearest": "rounded to nearest", "stochastic": "rounded stochastically"}
 
 
@@ -166,6 +175,34 @@ def _polar(band: SubFigure, part: Part) -> None:
     axes.set_ylabel("error of the polar factor")
 
 
+def _arms(part: Part) -> list[tuple[kinds.Kind, str]]:
+    """Return which operands have which format, in the order of the house."""
+    found = set(part.rows.select("format", "scale_mode", "operands").iter_rows())
+    operands = style.in_order(part.rows["operands"], OPERANDS)
+    return [(kind, name) for kind in kinds.present(part.rows) for name in operands if (*kind, name) in found]
+
+
+def _training(band: SubFigure, part: Part) -> None:
+    arms = _arms(part)
+    table = part.rows.with_columns(lost=(1 - pl.col("gradient_cosine")).clip(lower_bound=ROUNDOFF))
+    names = [f"{name}, {operands.replace('_', ' ')}" for (_, operands), name in _named(arms)]
+    _, panels = _panels(band, len(TRAINING), len(TRAINING), sharey=True)
+    for axes, (metric, label) in zip(panels, TRAINING.items(), strict=True):
+        for row, (kind, operands) in enumerate(arms):
+            own = kinds.of(table, kind).filter(operands=operands)
+            rows.dot(axes, own[metric], float(row), kind.look, names[row])
+        axes.set_xlabel(label)
+        rows.name(axes, names)
+    style.log10(panels[0], "x", *rows.limits(table["lost"]), most=4)
+    for axes, neutral in zip(panels[1:], (1.0, 0.0), strict=True):
+        axes.axvline(neutral, color=style.GREY, linewidth=0.6, zorder=1)
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+
+
+def _named(arms: Sequence[tuple[kinds.Kind, str]]) -> list[tuple[tuple[kinds.Kind, str], str]]:
+    return list(zip(arms, kinds.names(kind for kind, _ in arms), strict=True))
+
+
 #: The effects by the values of the column `what`, in the order of the page.
 BANDS: Mapping[str, Band] = {
     "products": Band(("error",), 1.0, _products_height, _products),
@@ -175,7 +212,13 @@ BANDS: Mapping[str, Band] = {
     "momentum": Band(("gain",), 1.0, lambda part: 1.8, _momentum),
     "factor": Band(tuple(FACTOR), 1.6, _factor_height, _factor),
     "polar": Band(("relative", "bound"), 1.0, lambda part: 1.95, _polar),
+    "training": Band(
+        ("gradient_cosine", "gradient_gain", "loss_gap"),
+        1.0,
+        lambda part: _stack(len(_arms(part)), 1) + FRAME - 0.2,
+        _training,
+    ),
 }
 
 #: Which effects share a row of the page.
-PAGE: Sequence[Sequence[str]] = (("products",), ("gradient",), ("momentum",), ("factor", "polar"))
+PAGE: Sequence[Sequence[str]] = (("products",), ("gradient",), ("momentum",), ("factor", "polar"), ("training",))

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from muon_lab.figures import cases, failures, kinds, labels, style
 from muon_lab.figures.effects import BANDS, PAGE, Part
 
-AXES = ("what", "spectrum", "format", "scale_mode", "method", "steps", "beta", "rounding")
+AXES = ("what", "spectrum", "format", "scale_mode", "method", "steps", "beta", "rounding", "operands")
 
 #: Columns of a legend.
 ACROSS = 7
@@ -78,6 +78,6 @@ def _legends(page: Sequence[Sequence[str]], parts: Mapping[str, Part]) -> list[E
             lines = {name: Line2D([], [], color=colour, linewidth=2.5) for name, colour in named.items()}
             legends.append(lines | failures.entries(parts["products"].failed))
         else:
-            legends.append({} if said or set(parts) <= {"products", "gradient"} else kinds.entries(stored))
+            legends.append({} if said or set(parts) <= {"products", "gradient", "training"} else kinds.entries(stored))
             said = True
     return legends
