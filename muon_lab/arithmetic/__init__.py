@@ -6,15 +6,19 @@ from muon_lab import lazy
 
 if TYPE_CHECKING:
     from muon_lab.arithmetic import formats
+    from muon_lab.arithmetic.counted import Counted
     from muon_lab.arithmetic.microscaling import Quantized, quantize, roundtrip
     from muon_lab.arithmetic.policy import Arithmetic, Exact, largest, unit
     from muon_lab.arithmetic.rounded import Rounded, TensorCore, Wide
+    from muon_lab.arithmetic.symmetric import Symmetric
 
 __all__ = [
     "Arithmetic",
+    "Counted",
     "Exact",
     "Quantized",
     "Rounded",
+    "Symmetric",
     "TensorCore",
     "Wide",
     "formats",
@@ -27,6 +31,8 @@ __getattr__, __dir__ = lazy.attach(
     __name__,
     {
         "formats": "formats",
+        "Counted": "counted",
+        "Symmetric": "symmetric",
         **dict.fromkeys(("Quantized", "quantize", "roundtrip"), "microscaling"),
         **dict.fromkeys(("Arithmetic", "Exact", "largest", "unit"), "policy"),
         **dict.fromkeys(("Rounded", "TensorCore", "Wide"), "rounded"),

@@ -24,6 +24,10 @@ class Arithmetic(Protocol):
         """Return the Frobenius norm of each matrix in float64, safe from overflow and underflow."""
         ...
 
+    def roundoff(self, dtype: torch.dtype) -> float:
+        """Return the unit roundoff of operands or results, whichever is coarser, for data of a dtype."""
+        ...
+
     def store(self, X: Float[Tensor, "*batch m n"], dtype: torch.dtype) -> Float[Tensor, "*batch m n"]:
         """Bring a normalised matrix into the format in which the iteration keeps it; the data came in this dtype."""
         ...
@@ -36,6 +40,18 @@ class Arithmetic(Protocol):
         self, A: Float[Tensor, "*batch m m"], *, alpha: float = 1.0, beta: float = 0.0
     ) -> Float[Tensor, "*batch m m"]:
         """Return alpha·A² + beta·A for a symmetric A."""
+        ...
+
+    def commuting(
+        self,
+        A: Float[Tensor, "*batch m m"],
+        B: Float[Tensor, "*batch m m"],
+        *,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        C: Float[Tensor, "*batch m m"] | None = None,
+    ) -> Float[Tensor, "*batch m m"]:
+        """Return alpha·A B + beta·C for symmetric A, B, C where A B = B A: symmetric, bit for bit."""
         ...
 
     def matmul(
@@ -84,6 +100,10 @@ class Exact:
         rows = torch.linalg.vector_norm(X * scale.to(X.dtype), dim=-1, keepdim=True)
         return torch.linalg.vector_norm(rows.double(), dim=-2, keepdim=True) / scale
 
+    def roundoff(self, dtype: torch.dtype) -> float:
+        """Return the unit roundoff of the dtype in which products are taken of data of a dtype."""
+        return torch.finfo(dtype if self.dtype is None else self.dtype).eps / 2
+
     def store(self, X: Float[Tensor, "*batch m n"], dtype: torch.dtype) -> Float[Tensor, "*batch m n"]:
         """Cast to the dtype of this arithmetic, or to that of the data if it has none."""
         return X.to(dtype if self.dtype is None else self.dtype)
@@ -97,6 +117,18 @@ class Exact:
     ) -> Float[Tensor, "*batch m m"]:
         """Return alpha·A² + beta·A for a symmetric A."""
         return self.matmul(A, A, alpha=alpha, beta=beta, C=A)
+
+    def commuting(
+        self,
+        A: Float[Tensor, "*batch m m"],
+        B: Float[Tensor, "*batch m m"],
+        *,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        C: Float[Tensor, "*batch m m"] | None = None,
+    ) -> Float[Tensor, "*batch m m"]:
+        """Return alpha·A B + beta·C for symmetric A, B, C where A B = B A: symmetric, bit for bit."""
+        return mirrored(self.matmul(A, B, alpha=alpha, beta=beta, C=C))
 
     def matmul(
         self,
@@ -112,6 +144,18 @@ class Exact:
             return A @ B if alpha == 1.0 else alpha * (A @ B)
         fused = torch.addmm if A.ndim == 2 else torch.baddbmm
         return fused(C, A, B, beta=beta, alpha=alpha)
+
+
+def mirrored(A: Float[Tensor, "*batch m m"]) -> Float[Tensor, "*batch m m"]:
+    """Return the symmetric matrix that has the lower triangle of A.
+
+    Examples
+    --------
+    >>> import torch
+    >>> mirrored(torch.tensor([[1.0, 2.0], [3.0, 4.0]])).tolist()
+    [[1.0, 3.0], [3.0, 4.0]]
+    """
+    return A.tril() + A.tril(-1).mT
 
 
 def unit(X: Float[Tensor, "*batch m n"], norm: Float[Tensor, "*batch 1 1"]) -> Float[Tensor, "*batch m n"]:

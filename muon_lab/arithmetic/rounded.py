@@ -17,7 +17,7 @@ from torch import Tensor
 from muon_lab.arithmetic import formats
 from muon_lab.arithmetic.formats import Format
 from muon_lab.arithmetic.microscaling import operand, roundtrip
-from muon_lab.arithmetic.policy import Exact, two_to
+from muon_lab.arithmetic.policy import Exact, mirrored, two_to
 from muon_lab.arithmetic.scales import MODES
 from muon_lab.arithmetic.scratch import Scratch
 from muon_lab.nearest import unknown
@@ -163,6 +163,11 @@ class Rounded:
         format = self.kept
         return X if format is None else self._rounded(X, format)
 
+    def roundoff(self, dtype: torch.dtype) -> float:
+        """Return the unit roundoff of operands or results, whichever is coarser, for data of a dtype."""
+        kept = torch.finfo(dtype).eps / 2 if self.kept is None else _element(self.kept).unit_roundoff
+        return max(_element(self.operands).unit_roundoff, kept)
+
     @property
     def kept(self) -> str | None:
         """The format to which results are rounded, or None where they stay as they were summed."""
@@ -180,6 +185,18 @@ class Rounded:
     ) -> Float[Tensor, "*batch m m"]:
         """Return alpha·A² + beta·A for a symmetric A."""
         return self.matmul(A, A, alpha=alpha, beta=beta, C=A)
+
+    def commuting(
+        self,
+        A: Float[Tensor, "*batch m m"],
+        B: Float[Tensor, "*batch m m"],
+        *,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        C: Float[Tensor, "*batch m m"] | None = None,
+    ) -> Float[Tensor, "*batch m m"]:
+        """Return alpha·A B + beta·C for symmetric A, B, C where A B = B A: the lower triangle, mirrored."""
+        return mirrored(self.matmul(A, B, alpha=alpha, beta=beta, C=C))
 
     def matmul(
         self,
@@ -216,6 +233,12 @@ class Rounded:
         if format in NATIVE and X.dtype == torch.float32:  # the same bits as `roundtrip` gives, in less time
             return X.to(NATIVE[format]).float()
         return roundtrip(X, format)
+
+
+def _element(name: str) -> Format:
+    """Return the format of single numbers: that of the elements for blocks."""
+    record = formats.get(name)
+    return record if isinstance(record, Format) else record.element
 
 
 def _truncated_to_float32(X: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

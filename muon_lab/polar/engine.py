@@ -14,12 +14,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from muon_lab.arithmetic import Arithmetic, Exact, unit
+from muon_lab.polar import starts
 from muon_lab.polar.schedules import Schedule, ScheduleWarning
 
 Orthogonalizer = Callable[[Float[Tensor, "*batch m n"]], Float[Tensor, "*batch m n"]]
 
 
-def newton_schulz(schedule: Schedule, arithmetic: Arithmetic = Exact()) -> Orthogonalizer:  # noqa: B008 (a value)
+def newton_schulz(
+    schedule: Schedule,
+    arithmetic: Arithmetic = Exact(),  # noqa: B008 (a value)
+    start: str = "frobenius",
+) -> Orthogonalizer:
     r"""Return the orthogonalizer that applies a schedule in an arithmetic.
 
     The result of :math:`G = U \Sigma V^T` is :math:`U p(\Sigma / \|\Sigma\|) V^T`, an approximation of the polar factor
@@ -32,6 +37,8 @@ def newton_schulz(schedule: Schedule, arithmetic: Arithmetic = Exact()) -> Ortho
         From `schedules.get`, or your own.
     arithmetic : Arithmetic
         How numbers are kept and multiplied; `Exact` by default.
+    start : str
+        What the matrix is divided by, after its Frobenius norm: one of `starts.known`.
 
     Returns
     -------
@@ -65,7 +72,7 @@ def newton_schulz(schedule: Schedule, arithmetic: Arithmetic = Exact()) -> Ortho
     tensor([[1., 0., 0.],
             [0., 1., 0.]])
     """
-    run = iterates(schedule, arithmetic)
+    run = iterates(schedule, arithmetic, start)
 
     def orthogonalize(G: Tensor) -> Float[Tensor, "*batch m n"]:
         for X in run(G):
@@ -78,6 +85,7 @@ def newton_schulz(schedule: Schedule, arithmetic: Arithmetic = Exact()) -> Ortho
 def iterates(
     schedule: Schedule,
     arithmetic: Arithmetic = Exact(),  # noqa: B008 (a value)
+    start: str = "frobenius",
 ) -> Callable[[Float[Tensor, "*batch m n"]], Iterator[Float[Tensor, "*batch m n"]]]:
     """Return the map from a matrix to its iterates: the normalised matrix, then one more after each step.
 
@@ -91,39 +99,76 @@ def iterates(
     >>> [round(float(X), 4) for X in polar.iterates(polar.schedules.get("simple", 3))(torch.tensor([[-7.0]]))]
     [-1.0, -0.701, -1.1136, -0.7207]
     """
-
-    if not isinstance(schedule, Schedule):
-        raise ValueError(f"schedule must be a Schedule, such as schedules.get('quintic'), not {schedule!r}")
+    check_schedule(schedule)
+    scale = starts.get(start)
 
     def run(G: Tensor) -> Iterator[Float[Tensor, "*batch m n"]]:
-        check(G)
-        if G.numel() == 0:
-            yield torch.zeros_like(G)
+        X = enter(G, arithmetic)
+        yield leave(X, G)
+        if X.numel() == 0:
             return
-        tall = G.shape[-2] > G.shape[-1]
-        X = G.mT if tall else G
-        X = X.reshape(-1, *X.shape[-2:]) if X.ndim > 3 else X
-        norm = arithmetic.norm(X)
-        if not torch.isfinite(norm).all():
-            raise not_finite(G)
-        X = arithmetic.store(unit(X, norm).contiguous(), G.dtype)
-        yield _as(X, G, tall)
         for step, (a, b, c) in enumerate(schedule.coefficients):
             A = arithmetic.gram(X)
-            if step == 0 and schedule.headroom < 1:
-                _warn_beyond_headroom(A, schedule)
+            if step == 0:
+                X, A = begin(X, A, scale, schedule, arithmetic)
             if c:
                 X = arithmetic.matmul(arithmetic.square(A, alpha=c, beta=b), X, beta=a, C=X)
             else:
                 X = arithmetic.matmul(A, X, alpha=b, beta=a, C=X)
-            yield _as(X, G, tall)
+            yield leave(X, G)
 
     return run
 
 
-def _as(X: Float[Tensor, "*flat p q"], G: Float[Tensor, "*batch m n"], tall: bool) -> Float[Tensor, "*batch m n"]:
+def enter(G: Tensor, arithmetic: Arithmetic) -> Float[Tensor, "*flat p q"]:
+    """Return the matrix to iterate on: wide, with at most one batch axis, of Frobenius norm 1 (or 0) and stored.
+
+    Raises
+    ------
+    ValueError
+        As `newton_schulz`.
+    """
+    check(G)
+    X = G.mT if _tall(G) else G
+    X = (X.reshape(-1, *X.shape[-2:]) if X.ndim > 3 else X).contiguous()  # the order of sums must not depend on strides
+    if G.numel() == 0:
+        return torch.zeros_like(X)
+    norm = arithmetic.norm(X)
+    if not torch.isfinite(norm).all():
+        raise not_finite(G)
+    return arithmetic.store(unit(X, norm), G.dtype)
+
+
+def leave(X: Float[Tensor, "*flat p q"], G: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch m n"]:
     """Return a working matrix in the orientation and with the batch axes of the input."""
-    return (X.mT if tall else X).reshape(G.shape)
+    return (X.mT if _tall(G) else X).reshape(G.shape)
+
+
+def begin(
+    X: Float[Tensor, "*flat p q"],
+    A: Float[Tensor, "*flat p p"],
+    scale: starts.Start | None,
+    schedule: Schedule,
+    arithmetic: Arithmetic,
+) -> tuple[Float[Tensor, "*flat p q"], Float[Tensor, "*flat p p"]]:
+    """Return the first iterate and its Gram matrix after the start; warn if the schedule is not made for them."""
+    if scale is not None:
+        rows = scale(A)
+        X = arithmetic.store(X * rows, X.dtype)
+        A = arithmetic.store(A * rows * rows.mT, A.dtype)
+    if schedule.headroom < 1:
+        _warn_beyond_headroom(A, schedule)
+    return X, A
+
+
+def check_schedule(schedule: Schedule) -> None:
+    """Raise ``ValueError`` for what is not a schedule."""
+    if not isinstance(schedule, Schedule):
+        raise ValueError(f"schedule must be a Schedule, such as schedules.get('quintic'), not {schedule!r}")
+
+
+def _tall(G: Float[Tensor, "*batch m n"]) -> bool:
+    return G.shape[-2] > G.shape[-1]
 
 
 def check(G: Tensor) -> None:
