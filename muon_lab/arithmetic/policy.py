@@ -51,7 +51,7 @@ class Arithmetic(Protocol):
         beta: float = 0.0,
         C: Float[Tensor, "*batch m m"] | None = None,
     ) -> Float[Tensor, "*batch m m"]:
-        """Return alpha·A B + beta·C for symmetric A, B, C where A B = B A: symmetric, bit for bit."""
+        """Return alpha·A B + beta·C for symmetric A, B, C where A B = B A: symmetric, at least to rounding."""
         ...
 
     def matmul(
@@ -127,8 +127,8 @@ class Exact:
         beta: float = 0.0,
         C: Float[Tensor, "*batch m m"] | None = None,
     ) -> Float[Tensor, "*batch m m"]:
-        """Return alpha·A B + beta·C for symmetric A, B, C where A B = B A: symmetric, bit for bit."""
-        return mirrored(self.matmul(A, B, alpha=alpha, beta=beta, C=C))
+        """Return alpha·A B + beta·C for symmetric A, B, C where A B = B A."""
+        return self.matmul(A, B, alpha=alpha, beta=beta, C=C)
 
     def matmul(
         self,

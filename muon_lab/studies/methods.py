@@ -1,9 +1,19 @@
-"""Names of the axes `method` and `dtype`, and the orthogonalizers that they stand for."""
+r"""Names of the axes `method` and `dtype`, and the orthogonalizers that they stand for.
 
+A method is an exact one (`svd`, `qdwh`, `newton`, `halley`, `gram_eigh`) or ``[FORM:][START[-DROP]:]SCHEDULE``. FORM is
+how the polynomials are applied: `plain`, `gram`, ``gram@2,4`` with the restarts given, ``gram@none``, or `auto`. START
+is what the matrix is divided by: `frobenius`, `schatten4`, `aol`, `spectral`; DROP is how many steps it saves at the
+beginning. SCHEDULE is anything that `polar.schedules.get` takes.
+"""
+
+import re
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from muon_lab.nearest import unknown
-from muon_lab.polar import schedules
+from muon_lab.polar import flops, schedules
 from muon_lab.problems.loaded import DTYPES
 
 if TYPE_CHECKING:
@@ -12,26 +22,94 @@ if TYPE_CHECKING:
 
     from muon_lab.polar import Orthogonalizer
 
-#: The exact polar factor by SVD; every other method is the name of a schedule.
-EXACT = "svd"
+#: Methods that give the exact polar factor, to rounding.
+EXACT = ("svd", "qdwh", "newton", "halley", "gram_eigh")
+
+FORMS = ("plain", "gram", "auto")
+
+#: As `polar.starts.known`, without importing torch.
+STARTS = ("frobenius", "schatten4", "aol", "spectral")
 
 #: What a cast may have left in the null space: one rounding an entry, of which a lopsided matrix can put up to three
 #: times the average into one direction. (Data that were computed carry more, see `polar.svd`.)
 CAST_ROUNDINGS = 3
 
 
+@dataclass(frozen=True)
+class Method:
+    """How a schedule is applied.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        What is applied, after the dropped steps.
+    form : str
+        One of `FORMS`.
+    restarts : tuple of int, optional
+        Given restarts of the Gram form; None where they are chosen.
+    start : str
+        One of `STARTS`.
+    drop : int
+        Steps dropped at the beginning.
+    """
+
+    schedule: schedules.Schedule
+    form: str = "plain"
+    restarts: tuple[int, ...] | None = None
+    start: str = "frobenius"
+    drop: int = 0
+
+
 def known() -> tuple[str, ...]:
-    """Return the values of the axis `method`."""
-    return (*schedules.known(), EXACT)
+    """Return the plainest values of the axis `method`."""
+    return (*schedules.known(), *EXACT)
+
+
+def parse(method: str, steps: int | None) -> Method:
+    """Read a method that is not exact. Raises ``ValueError``.
+
+    Examples
+    --------
+    >>> parse("quintic", 5).schedule.steps
+    5
+    >>> found = parse("gram@2,3:aol-1:quintic", 5)
+    >>> found.form, found.restarts, found.start, found.drop, found.schedule.steps
+    ('gram', (2, 3), 'aol', 1, 4)
+    """
+    *prefixes, name = method.split(":")
+    found = Method(schedules.get(name, steps))
+    for prefix in prefixes:
+        form, at, positions = prefix.partition("@")
+        start, minus, count = prefix.partition("-")
+        if form in FORMS and (form == "gram" or not at) and (not at or re.fullmatch(r"none|\d+(,\d+)*", positions)):
+            given = () if positions == "none" else tuple(int(one) for one in positions.split(",")) if at else None
+            found = replace(found, form=form, restarts=given)
+        elif start in STARTS and (not minus or count.isdecimal()):
+            found = replace(found, start=start, drop=int(count or 0))
+        else:
+            raise unknown("form or start", prefix, (*FORMS, *STARTS))
+    if found.start != "frobenius" and found.form == "auto":
+        raise ValueError(f"method {method!r}: the form is chosen for matrices divided by their Frobenius norm")
+    schedule = found.schedule
+    if found.drop >= schedule.steps:
+        raise ValueError(f"method {method!r} drops {found.drop} of {schedule.steps} steps: at least one must be left")
+    if found.drop:
+        rows = schedule.coefficients[found.drop :]
+        schedule = replace(schedule, rows=rows, steps=len(rows), past="repeat_last", design=None)
+    for position in found.restarts or ():
+        if not 1 <= position < schedule.steps:
+            raise ValueError(f"method {method!r} restarts before step {position}: there are 1 to {schedule.steps - 1}")
+    return replace(found, schedule=schedule)
 
 
 def settle(method: str, steps: int) -> int | None:
     """Check a method and its number of steps; None where steps do not matter. Raises ``ValueError``."""
-    if method not in known():
-        raise unknown("method", method, known())
-    if method == EXACT:
+    if method in EXACT:
         return None
-    return schedules.get(method, steps).steps
+    if ":" not in method and "(" not in method and method not in (*known(), *schedules.circulating()):
+        raise unknown("method", method, (*known(), *schedules.circulating()))
+    found = parse(method, steps)
+    return found.schedule.steps + found.drop
 
 
 def check_dtype(dtype: str) -> None:
@@ -72,13 +150,71 @@ def noise(roundoff: float, dtype: str) -> float:
 def build(method: str, steps: int | None, dtype: str, roundoff: float = 0.0) -> "Orthogonalizer":
     """Return the orthogonalizer of a settled case, which keeps its numbers in the given dtype.
 
-    The exact method takes the polar factor of the normalised matrix rounded to that dtype; the roundoff of the data
+    An exact method takes the polar factor of the normalised matrix rounded to that dtype; the roundoff of the data
     from which it comes tells it range from rounding.
     """
     from muon_lab import polar
     from muon_lab.arithmetic import Exact
 
-    if method != EXACT:
-        return polar.newton_schulz(schedules.get(method, steps), Exact(dtype_named(dtype)))
-    exact = polar.svd(noise(roundoff, dtype))
+    if method not in EXACT:
+        found, arithmetic = parse(method, steps), Exact(dtype_named(dtype))
+        if found.form == "auto":
+            return lambda G: polar.auto(G.shape, arithmetic=arithmetic, schedule=found.schedule, dtype=G.dtype)(G)
+        if found.form == "gram":
+            return polar.gram_newton_schulz(found.schedule, arithmetic, found.restarts, found.start)
+        return polar.newton_schulz(found.schedule, arithmetic, found.start)
+    exact = direct(method, dtype, noise(roundoff, dtype))
     return lambda G: exact(cast(G, dtype)).to(G.dtype)
+
+
+def direct(method: str, dtype: str, roundoff: float | None) -> "Orthogonalizer":
+    """Return an exact method that computes in a dtype, at least float32 (`svd` and `gram_eigh`: float64)."""
+    from muon_lab import polar
+
+    makers = {"svd": polar.svd, "qdwh": polar.qdwh, "newton": polar.scaled_newton, "halley": polar.halley}
+    if method == "gram_eigh":
+        return polar.gram_eigh(roundoff)
+    return makers[method](roundoff) if method == "svd" else makers[method](roundoff, dtype=data_dtype(dtype))
+
+
+def image(method: str, steps: int | None, G: np.ndarray, U: np.ndarray) -> np.ndarray:
+    """Return what a method gives in exact arithmetic, through an SVD in float64; U is the exact polar factor."""
+    from muon_lab.oracle import polar as oracle
+
+    if method in EXACT:
+        return U
+    found = parse(method, steps)
+    if found.start == "aol":
+        wide = G if G.shape[0] <= G.shape[1] else G.T
+        wide = wide / (float(np.linalg.norm(wide)) or 1.0)
+        sums = np.abs(wide @ wide.T).sum(axis=1, keepdims=True)
+        G = wide / np.sqrt(np.where(sums > 0, sums, 1.0))
+        G, size = (G if U.shape == G.shape else G.T), float(np.linalg.norm(G))
+        return oracle.singular_value_map(G, lambda unit: found.schedule.map(size * unit))
+    order = {"frobenius": 2.0, "schatten4": 4.0, "spectral": np.inf}[found.start]
+
+    def mapped(unit: np.ndarray) -> np.ndarray:
+        return np.asarray(found.schedule.map(unit / (float(np.linalg.norm(unit, order)) or 1.0)))
+
+    return oracle.singular_value_map(G, mapped)
+
+
+def work(method: str, steps: int | None, rows: int, cols: int) -> float | None:
+    """Return the flops of a polynomial method with general products; None for an exact method."""
+    if method in EXACT:
+        return None
+    found = parse(method, steps)
+    if found.form == "plain":
+        return flops.plain(found.schedule.coefficients, rows, cols)
+    if found.form == "auto":
+        from muon_lab import polar
+
+        return polar.auto((rows, cols), schedule=found.schedule).flops
+    return flops.gram(found.schedule.coefficients, rows, cols, positions(found, rows, cols))
+
+
+def positions(found: Method, rows: int, cols: int) -> tuple[int, ...]:
+    """Return the restarts of a Gram form in float32."""
+    from muon_lab.polar import restarts
+
+    return restarts.fewest(found.schedule, 2.0**-24, min(rows, cols)) if found.restarts is None else found.restarts

@@ -6,12 +6,15 @@ with p(G) the exact image of the schedule's polynomial, through an SVD in float6
 to the polar factor stands beside it (`input_error`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from muon_lab.studies import methods, sources
 from muon_lab.studies.study import Case, Column, Ended, Metrics, Study, svd_flops
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: An update with a singular value this large has escaped: in exact arithmetic no published schedule exceeds 2.
 ESCAPED = 10.0
@@ -30,9 +33,9 @@ class Axes:
     dtype: tuple[str, ...] = ("float32",)
     """The dtype in which the iteration keeps its numbers: float64, float32, bfloat16, float16."""
     method: tuple[str, ...] = ("simple", "quintic", "polar_express", "svd")
-    """A schedule, or svd."""
+    """[FORM:][START[-DROP]:]SCHEDULE, or svd, qdwh, newton, halley, gram_eigh (see studies.methods)."""
     steps: tuple[int, ...] = (5,)
-    """Steps of the schedule; svd has none."""
+    """Steps of the schedule; exact methods have none."""
 
 
 COLUMNS = (
@@ -84,11 +87,8 @@ def measure(case: Case) -> Metrics:
     import numpy as np
     import torch
 
-    from muon_lab import polar
-    from muon_lab.arithmetic import Exact
     from muon_lab.measure.polar import errors
     from muon_lab.oracle import polar as oracle
-    from muon_lab.polar import schedules
 
     G, U = sources.matrix(case), sources.truth(case)
     X = torch.tensor(G, dtype=methods.data_dtype(case["dtype"]))
@@ -104,15 +104,11 @@ def measure(case: Case) -> Metrics:
         "condition": float(U.s[0] / U.s[U.rank - 1]) if U.rank else None,
         "rank": int(U.rank),
     }
-    if case["method"] == methods.EXACT:
-        result, image = methods.build(case["method"], None, case["dtype"], sources.roundoff(case))(X).double(), U.U
-    else:
-        schedule = schedules.get(case["method"], case["steps"])
-        for step, iterate in enumerate(polar.iterates(schedule, Exact(methods.dtype_named(case["dtype"])))(X)):
-            if not torch.isfinite(iterate).all():
-                raise Ended("nonfinite", f"step {step} is not finite", {**facts, "failed_step": step})
-            result = iterate.double()
-        image = oracle.singular_value_map(G, schedule.map)
+    image = methods.image(case["method"], case["steps"], G, U.U)
+    for step, iterate in enumerate(_iterates(case)(X)):
+        if not torch.isfinite(iterate).all():
+            raise Ended("nonfinite", f"step {step} is not finite", {**facts, "failed_step": step})
+        result = iterate.double()
     metrics = {
         **errors(result, U)._asdict(),
         **facts,
@@ -122,6 +118,19 @@ def measure(case: Case) -> Metrics:
     if metrics["sigma_max"] > ESCAPED:
         raise Ended("diverged", f"a singular value of {metrics['sigma_max']:.3g}", metrics)
     return metrics
+
+
+def _iterates(case: Case) -> "Callable[[Tensor], Iterator[Tensor]]":
+    """Return what gives the result of a method, after its iterates where it has any to show."""
+    from muon_lab import polar
+    from muon_lab.arithmetic import Exact
+
+    if case["method"] not in methods.EXACT:
+        found = methods.parse(case["method"], case["steps"])
+        if found.form == "plain":
+            return polar.iterates(found.schedule, Exact(methods.dtype_named(case["dtype"])), found.start)
+    orthogonalize = methods.build(case["method"], case["steps"], case["dtype"], sources.roundoff(case))
+    return lambda X: iter((orthogonalize(X),))
 
 
 STUDY = Study(

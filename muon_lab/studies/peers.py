@@ -72,7 +72,8 @@ def _torch(method: str, steps: int | None, dtype: str) -> "Orthogonalizer":
 
 
 def _schedules_alone(method: str, dtype: str) -> str | None:
-    return "has no SVD to compare with" if method == methods.EXACT else None
+    exact = method in methods.EXACT
+    return "has none of the lab's exact methods, forms and starts" if exact or ":" in method else None
 
 
 def _pytorch_optimizer(function: str) -> Callable[[str, int | None, str], "Orthogonalizer"]:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from muon_lab.polar import schedules
 from muon_lab.studies import methods, peers
 from muon_lab.studies.orthogonalization import shape_of
 from muon_lab.studies.study import Case, Column, Metrics, Study
@@ -30,9 +29,9 @@ class Axes:
     dtype: tuple[str, ...] = ("float32",)
     """The dtype in which the iteration keeps its numbers: float64, float32, bfloat16, float16."""
     method: tuple[str, ...] = ("simple", "svd")
-    """A schedule, or svd."""
+    """As in the study orthogonalization: a schedule, ``auto:SCHEDULE``, qdwh …"""
     steps: tuple[int, ...] = (5,)
-    """Steps of the schedule; svd has none."""
+    """Steps of the schedule; exact methods have none."""
     peer: tuple[str, ...] = ("lab", "torch", "pytorch_optimizer", "pytorch_optimizer_gram")
     """Whose implementation."""
     repeats: tuple[int, ...] = (7,)
@@ -70,15 +69,9 @@ def settle(point: Mapping[str, Any], file: object) -> Iterator[Case]:
     yield {**point, "shape": f"{rows}x{cols}", "steps": steps}
 
 
-def flops(schedule: schedules.Schedule, rows: int, cols: int) -> int:
-    """Return the flops of an iteration by general products: 4m²n + 2m³ a quintic step, 4m²n a cubic one (m ≤ n)."""
-    m, n = sorted((rows, cols))
-    return sum(4 * m * m * n + (2 * m**3 if c else 0) for _, _, c in schedule.coefficients)
-
-
 def work(case: Case) -> float:
     """Estimate the flops of a case: about three iterations a round."""
-    return (case["repeats"] + 1) * 3.0 * flops(schedules.get(*REFERENCE[1:3]), *shape_of(case["shape"]))
+    return (case["repeats"] + 1) * 3.0 * (methods.work(*REFERENCE[1:3], *shape_of(case["shape"])) or 0.0)
 
 
 def measure(case: Case) -> Metrics:
@@ -95,7 +88,7 @@ def measure(case: Case) -> Metrics:
     reference = peers.build(*REFERENCE)
     side = max(1, round((min(rows, cols) ** 2 * max(rows, cols)) ** (1 / 3)))
     A = torch.tensor(np.random.default_rng(1).standard_normal((side, side)), dtype=torch.float32)
-    base_flops = flops(schedules.get(*REFERENCE[1:3]), rows, cols)
+    base_flops = methods.work(*REFERENCE[1:3], rows, cols) or 0.0
     products = max(1, round(base_flops / (2 * side**3)))  # as much work as the reference, so as steady a clock
 
     def gemm() -> None:
@@ -106,8 +99,7 @@ def measure(case: Case) -> Metrics:
     own, base, plain = np.median(seconds, axis=0)
     rate = products * 2 * side**3 / plain
     truth = polar(G.double().numpy())
-    exact = case["method"] == methods.EXACT
-    own_flops = None if exact else flops(schedules.get(case["method"], case["steps"]), rows, cols)
+    own_flops = methods.work(case["method"], case["steps"], rows, cols)
     return {
         **ratios(seconds),
         "gemm_gflops": rate / 1e9,

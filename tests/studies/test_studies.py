@@ -217,7 +217,7 @@ def test_times_become_ratios_rates_and_shares_as_they_say(monkeypatch):
 
     monkeypatch.setattr(speed, "interleaved", lambda tasks, rounds: 1e-3 * np.array([[4, 2, 1], [6, 2, 1], [8, 2, 1]]))
     measured = row("speed", shape="64x64", method="simple", peer="lab", repeats=3)
-    work = speed.flops(schedules.get("simple", 5), 64, 64)  # 5·6·64³, as much as 15 products of 64³
+    work = 5 * 6 * 64**3  # as much as 15 products of 64³
     assert (measured["ratio"], measured["ratio_low"], measured["ratio_high"]) == (3.0, 2.5, 3.5)
     assert (measured["milliseconds"], measured["reference_milliseconds"]) == pytest.approx((6.0, 2.0))
     assert measured["gemm_gflops"] == pytest.approx(15 * 2 * 64**3 / 1e-3 / 1e9)
@@ -250,12 +250,14 @@ def test_tasks_take_turns():
 
 
 def test_flops_are_counted_by_hand_for_a_tiny_matrix():
-    from muon_lab.polar import schedules
-    from muon_lab.studies.speed import flops
+    """2×3: X Xᵀ and B X take 24 each, A² takes 16; the Gram form of one step the same, by Q X instead of B X."""
+    from muon_lab.studies import methods
 
-    # 2×3, one step: XXᵀ 2·2·3·2, A² 2·2·2·2, BX 2·2·3·2
-    assert flops(schedules.get("simple", 1), 2, 3) == flops(schedules.get("simple", 1), 3, 2) == 24 + 16 + 24
-    assert flops(schedules.get("cubic", 2), 2, 3) == 2 * (24 + 24)
+    assert methods.work("simple", 1, 2, 3) == methods.work("simple", 1, 3, 2) == 24 + 16 + 24
+    assert methods.work("cubic", 2, 2, 3) == 2 * (24 + 24)
+    assert methods.work("gram:simple", 1, 2, 3) == 64
+    assert methods.work("qdwh", None, 2, 3) is None
+
 
 
 @pytest.mark.parametrize("peer", ["torch", "pytorch_optimizer", "pytorch_optimizer_gram"])
