@@ -7,7 +7,7 @@ format an `Arithmetic`, a new layout a function from orthogonalizer to orthogona
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from jaxtyping import Float
@@ -22,7 +22,7 @@ Orthogonalizer = Callable[[Float[Tensor, "*batch m n"]], Float[Tensor, "*batch m
 
 def newton_schulz(
     schedule: Schedule,
-    arithmetic: Arithmetic = Exact(),  # noqa: B008 (a value)
+    arithmetic: Arithmetic | Sequence[Arithmetic] = Exact(),  # noqa: B008 (a value)
     start: str = "frobenius",
 ) -> Orthogonalizer:
     r"""Return the orthogonalizer that applies a schedule in an arithmetic.
@@ -35,8 +35,8 @@ def newton_schulz(
     ----------
     schedule : Schedule
         From `schedules.get`, or your own.
-    arithmetic : Arithmetic
-        How numbers are kept and multiplied; `Exact` by default.
+    arithmetic : Arithmetic or sequence of Arithmetic
+        How numbers are kept and multiplied; `Exact` by default. A sequence has one for each step.
     start : str
         What the matrix is divided by, after its Frobenius norm: one of `starts.known`.
 
@@ -84,7 +84,7 @@ def newton_schulz(
 
 def iterates(
     schedule: Schedule,
-    arithmetic: Arithmetic = Exact(),  # noqa: B008 (a value)
+    arithmetic: Arithmetic | Sequence[Arithmetic] = Exact(),  # noqa: B008 (a value)
     start: str = "frobenius",
 ) -> Callable[[Float[Tensor, "*batch m n"]], Iterator[Float[Tensor, "*batch m n"]]]:
     """Return the map from a matrix to its iterates: the normalised matrix, then one more after each step.
@@ -100,14 +100,16 @@ def iterates(
     [-1.0, -0.701, -1.1136, -0.7207]
     """
     check_schedule(schedule)
-    scale = starts.get(start)
+    scale, policies = starts.get(start), _one_a_step(arithmetic, schedule)
 
     def run(G: Tensor) -> Iterator[Float[Tensor, "*batch m n"]]:
-        X = enter(G, arithmetic)
+        X = enter(G, policies[0])
         yield leave(X, G)
         if X.numel() == 0:
             return
-        for step, (a, b, c) in enumerate(schedule.coefficients):
+        for step, ((a, b, c), arithmetic) in enumerate(zip(schedule.coefficients, policies, strict=True)):
+            if arithmetic is not policies[max(step - 1, 0)]:
+                X = arithmetic.store(X, X.dtype)
             A = arithmetic.gram(X)
             if step == 0:
                 X, A = begin(X, A, scale, schedule, arithmetic)
@@ -165,6 +167,15 @@ def check_schedule(schedule: Schedule) -> None:
     """Raise ``ValueError`` for what is not a schedule."""
     if not isinstance(schedule, Schedule):
         raise ValueError(f"schedule must be a Schedule, such as schedules.get('quintic'), not {schedule!r}")
+
+
+def _one_a_step(arithmetic: Arithmetic | Sequence[Arithmetic], schedule: Schedule) -> list[Arithmetic]:
+    """Return the arithmetic of every step."""
+    if isinstance(arithmetic, Arithmetic):
+        return [arithmetic] * schedule.steps
+    if len(arithmetic) != schedule.steps:
+        raise ValueError(f"one arithmetic a step: {schedule.steps} are needed, {len(arithmetic)} were given")
+    return list(arithmetic)
 
 
 def _tall(G: Float[Tensor, "*batch m n"]) -> bool:

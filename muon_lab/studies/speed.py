@@ -8,11 +8,14 @@ every repeat gives one ratio. The reference is ``newton_schulz(simple, 5 steps)`
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from muon_lab.studies import methods, peers
 from muon_lab.studies.orthogonalization import shape_of
 from muon_lab.studies.study import Case, Column, Metrics, Study
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: The named reference of every ratio.
 REFERENCE = ("lab", "simple", 5, "float32")
@@ -47,11 +50,16 @@ RATIO_COLUMNS = (
     Column("reference_milliseconds", "ms", "median time of the reference"),
 )
 
+#: What is told beside them where both are orthogonalizations; see `paced`.
+RATE_COLUMNS = (
+    Column("gemm_gflops", "Gflop/s", "median rate of square float32 products, as many flops as the reference"),
+    Column("share", "1", "rate of the candidate's flops (as `methods.work` counts them) over gemm_gflops"),
+    Column("reference_share", "1", "the same for the reference"),
+)
+
 COLUMNS = (
     *RATIO_COLUMNS,
-    Column("gemm_gflops", "Gflop/s", "median rate of square float32 products, as many flops as the reference"),
-    Column("share", "1", "rate of the candidate's products, counted as general ones, over gemm_gflops"),
-    Column("reference_share", "1", "the same for the reference"),
+    *RATE_COLUMNS,
     Column("relative", "1", "‖X − U‖/‖U‖ of the candidate's result"),
     Column("reference_relative", "1", "the same for the reference"),
 )
@@ -60,9 +68,7 @@ COLUMNS = (
 def settle(point: Mapping[str, Any], file: object) -> Iterator[Case]:
     """Yield the case of one point of the grid."""
     rows, cols = shape_of(point["shape"])
-    for name in ("threads", "repeats"):
-        if point[name] < 1:
-            raise ValueError(f"{name} must be at least 1, not {point[name]}")
+    check_counts(point)
     methods.check_dtype(point["dtype"])
     steps = methods.settle(point["method"], point["steps"])
     peers.settle(point["peer"], point["method"], point["dtype"])
@@ -86,7 +92,34 @@ def measure(case: Case) -> Metrics:
     G = torch.tensor(np.random.default_rng(0).standard_normal((rows, cols)), dtype=torch.float32)
     candidate = peers.build(case["peer"], case["method"], case["steps"], case["dtype"])
     reference = peers.build(*REFERENCE)
-    side = max(1, round((min(rows, cols) ** 2 * max(rows, cols)) ** (1 / 3)))
+    own_flops = methods.work(case["method"], case["steps"], rows, cols, case["dtype"])
+    truth = polar(G.double().numpy())
+    return {
+        **paced(lambda: candidate(G), G, own_flops, case["repeats"]),
+        "relative": errors(candidate(G).double(), truth).relative,
+        "reference_relative": errors(reference(G).double(), truth).relative,
+    }
+
+
+def check_counts(point: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` unless there is a thread and a round."""
+    for name in ("threads", "repeats"):
+        if point[name] < 1:
+            raise ValueError(f"{name} must be at least 1, not {point[name]}")
+
+
+def paced(candidate: Callable[[], object], G: "Tensor", flops: float | None, rounds: int) -> dict[str, float | None]:
+    """Return the numbers of `RATIO_COLUMNS` and `RATE_COLUMNS` for a candidate beside the reference on a matrix G.
+
+    `flops` are those of the candidate; None leaves its share open.
+    """
+    import numpy as np
+    import torch
+
+    rows, cols = G.shape
+    X, reference = G.float(), peers.build(*REFERENCE)
+    side = round((min(rows, cols) ** 2 * max(rows, cols)) ** (1 / 3))
+    side = max(1, side - side % 64 if side > 64 else side)  # whole vectors, as layers of models have
     A = torch.tensor(np.random.default_rng(1).standard_normal((side, side)), dtype=torch.float32)
     base_flops = methods.work(*REFERENCE[1:3], rows, cols) or 0.0
     products = max(1, round(base_flops / (2 * side**3)))  # as much work as the reference, so as steady a clock
@@ -95,18 +128,14 @@ def measure(case: Case) -> Metrics:
         for _ in range(products):
             torch.mm(A, A)
 
-    seconds = interleaved((lambda: candidate(G), lambda: reference(G), gemm), case["repeats"])
+    seconds = interleaved((candidate, lambda: reference(X), gemm), rounds)
     own, base, plain = np.median(seconds, axis=0)
     rate = products * 2 * side**3 / plain
-    truth = polar(G.double().numpy())
-    own_flops = methods.work(case["method"], case["steps"], rows, cols)
     return {
         **ratios(seconds),
-        "gemm_gflops": rate / 1e9,
-        "share": None if own_flops is None else own_flops / own / rate,
-        "reference_share": base_flops / base / rate,
-        "relative": errors(candidate(G).double(), truth).relative,
-        "reference_relative": errors(reference(G).double(), truth).relative,
+        "gemm_gflops": float(rate / 1e9),
+        "share": None if flops is None else float(flops / own / rate),
+        "reference_share": float(base_flops / base / rate),
     }
 
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muon_lab import polar
-from muon_lab.arithmetic import Exact
+from muon_lab.arithmetic import Exact, Rounded
 from muon_lab.polar import schedules
 from muon_lab.polar.schedules import ScheduleWarning
 
@@ -259,3 +259,27 @@ def test_iterates_end_in_what_newton_schulz_returns():
     assert len(iterates) == schedule.steps + 1
     assert torch.allclose(iterates[0], G / G.norm())
     assert torch.equal(iterates[-1], polar.newton_schulz(schedule)(G))
+
+
+# --- an arithmetic a step ---------------------------------------------------------------------------------------------
+
+
+def test_a_sequence_has_an_arithmetic_for_each_step():
+    """Three steps with MXFP8 operands, two in bfloat16: the second half by hand from where the first ends."""
+    G = torch.randn(24, 40, generator=torch.Generator().manual_seed(0))
+    schedule = schedules.get("taylor", 5)
+    coarse, fine = Rounded("mxfp8_e4m3"), Rounded("bf16")
+    found = polar.newton_schulz(schedule, [coarse] * 3 + [fine] * 2)(G)
+    *_, X = polar.iterates(schedules.get("taylor", 3), coarse)(G)
+
+    def bf16(Y):
+        return Y.bfloat16().float()
+
+    X = bf16(X)
+    for a, b, c in schedule.coefficients[3:]:
+        A = bf16(X @ X.mT)
+        X = bf16((bf16((A @ A).mul(c).add(A, alpha=b)) @ X).add(X, alpha=a))
+    assert torch.equal(found, X)
+    assert torch.equal(polar.newton_schulz(schedule, [fine] * 5)(G), polar.newton_schulz(schedule, fine)(G))
+    with pytest.raises(ValueError, match="5 are needed, 2 were given"):
+        polar.newton_schulz(schedule, [fine] * 2)
