@@ -10,11 +10,16 @@ References
 Higham, *Accuracy and Stability of Numerical Algorithms* (2002), sections 2.1, 3.1, 3.5.
 Li, *New perturbation bounds for the unitary polar factor*, SIAM J. Matrix Anal. Appl. 16 (1995).
 Anderson et al., *LAPACK Users' Guide* (1999), section 4.9.
+Kenney & Laub, *Polar decomposition and matrix sign function condition estimates*, SIAM J. Sci. Stat. Comput. 12 (1991),
+for the derivative of the polar factor.
 """
 
 import math
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 #: Significand bits, the implicit one included (IEEE 754-2019 table 3.5; OCP Microscaling Formats 1.0, section 5.3).
 SIGNIFICAND_BITS: Final = {
@@ -211,6 +216,88 @@ def polar_by_svd(largest: float, smallest: float, rank: int, m: int, n: int, eps
     """
     amplified = polar(smallest, smallest, rank, m, n) * math.sqrt(min(m, n)) * largest
     return UNCOUNTED * svd(m, n, eps) * (amplified + math.sqrt(rank))
+
+
+class Amplification(NamedTuple):
+    r"""What noise in a matrix does to its polar factor, in root mean square Frobenius norms.
+
+    Attributes
+    ----------
+    noise : float
+        :math:`\tau \sqrt{m n} / \|G\|_F`, relative to the matrix.
+    distance : float
+        Relative to the polar factor.
+    factor : float
+        The distance over the noise, which does not depend on tau.
+    """
+
+    noise: float
+    distance: float
+    factor: float
+
+
+def noise_amplification(spectrum: ArrayLike, shape: tuple[int, int], tau: float) -> Amplification:
+    r"""Return how independent noise of variance tau^2 in every entry of G reaches its polar factor, to first order.
+
+    .. math:: E \|U(G + N) - U(G)\|_F^2 = \tau^2 \left[ \sum_{i \ne j} \frac{2}{(\sigma_i + \sigma_j)^2}
+              + |m - n| \sum_i \frac{1}{\sigma_i^2} \right] + O(\tau^4)
+
+    Derivation, for m <= n. With :math:`G = U \Sigma V_1^T`, let :math:`F = U^T N V_1` and, for an orthonormal basis
+    :math:`V_2` of the rest, :math:`C = U^T N V_2`: rotations, so their entries are independent of variance tau^2 too.
+    The factor moves by :math:`U (K V_1^T + \Sigma^{-1} C V_2^T)`, with K the skew solution of
+    :math:`\Sigma K + K \Sigma = F - F^T`. An entry :math:`K_{ij} = (F_{ij} - F_{ji}) / (\sigma_i + \sigma_j)` has
+    variance :math:`2 \tau^2 / (\sigma_i + \sigma_j)^2`, and n - m columns of C are divided by :math:`\sigma_i`.
+
+    It holds while tau is small against the smallest singular value. Measured by averages over noise: within 1 % for
+    :math:`\tau \le \sigma_{\min} / 10` on square matrices and for :math:`\tau \sqrt{|m - n|} \le \sigma_{\min} / 10` on
+    others. Beyond that it is too large (by a seventh where the latter ratio is 1), as no distance exceeds 2.
+
+    Parameters
+    ----------
+    spectrum : array_like of shape (min(m, n),)
+        The singular values of G, all positive: the polar factor of a singular matrix jumps.
+    shape : (int, int)
+        m, n.
+    tau : float
+        The standard deviation of an entry of the noise, in the unit of G.
+
+    Returns
+    -------
+    Amplification
+        Noise, distance, and the factor between them.
+
+    Raises
+    ------
+    ValueError
+        If the spectrum does not have min(m, n) positive finite values, or tau is negative or not finite.
+
+    Examples
+    --------
+    >>> found = noise_amplification([2.0, 2.0, 2.0], (3, 7), tau=2e-3)
+    >>> round(found.noise, 6), round(found.distance, 6)  # 1e-3 sqrt(7); 1e-3 sqrt(6 / 2 / 3 + 4)
+    (0.002646, 0.002236)
+    >>> round(found.factor, 4)  # sqrt(5 / 7)
+    0.8452
+    """
+    s, (m, n) = np.asarray(spectrum, dtype=np.float64), shape
+    if s.shape != (min(m, n),) or min(m, n) < 1:
+        raise ValueError(
+            f"noise_amplification: spectrum has shape {s.shape}, needed ({min(m, n)},) for a matrix of shape {(m, n)}"
+        )
+    if not (np.isfinite(s).all() and (s > 0).all()):
+        raise ValueError(
+            f"noise_amplification: spectrum lies within {s.min():g} and {s.max():g}, needed positive finite values"
+        )
+    if not 0 <= tau < math.inf:
+        raise ValueError(f"noise_amplification: tau is {tau:g}, needed a finite number of at least 0")
+    largest = float(s.max())
+    s = s / largest
+    with np.errstate(over="ignore", divide="ignore"):  # a spectrum of more than 150 decades: infinite
+        squares = abs(m - n) * float(np.square(1 / s).sum())
+        for i, x in enumerate(s):
+            squares += float(np.square(math.sqrt(2) / (x + np.delete(s, i))).sum())
+    noise, distance = math.sqrt(m * n) / float(np.linalg.norm(s)), math.sqrt(squares / len(s))
+    return Amplification(tau / largest * noise, tau / largest * distance, distance / noise)
 
 
 def step(coefficients: Iterable[float], radius: float) -> float:

@@ -129,6 +129,93 @@ def test_equal_blocks_attain_the_blockwise_bound_and_others_stay_below():
         assert np.linalg.norm(np.concatenate(blocks, axis=axis), 2) <= bounds.blockwise(tp) + 16 * U64
 
 
+# --- noise ------------------------------------------------------------------------------------------------------------
+
+NOISY = [
+    ("linear(4)", (6, 6)),
+    ("geometric(100)", (5, 9)),
+    ("clustered(10, 2)", (9, 5)),
+    ("flat", (1, 7)),
+    ("flat", (1, 1)),
+]
+
+
+def distances(p, tau, draws, seed=0):
+    """Return the relative distance of the polar factor of G + noise to that of G, for so many draws."""
+    noise = tau * np.random.default_rng(seed).standard_normal((draws, *p.G.shape))
+    P, _, Qt = np.linalg.svd(p.G + noise, full_matrices=False)
+    return np.linalg.norm(P @ Qt - p.polar, axis=(-2, -1)) / math.sqrt(min(p.G.shape))
+
+
+@pytest.mark.parametrize(("spectrum", "shape"), NOISY)
+def test_amplified_noise_is_the_sum_of_the_squares_of_the_derivatives_of_the_polar_factor(spectrum, shape):
+    p = planted.draw(spectrum, *shape, np.random.default_rng(3))
+    step = 1e-5 * p.s[-1]
+    E = step * np.eye(p.G.size).reshape(-1, *shape)  # one entry after the other
+    moved = polar.filled(p.G + E).U - polar.filled(p.G - E).U
+    expected = np.linalg.norm(moved) / (2 * step) / math.sqrt(min(shape))
+    error = 1e-10 * p.G.size + 1e2 * U64 * p.s[0] / step  # (step / s_min)^2 a derivative, and rounding over the step
+    assert bounds.noise_amplification(p.s, shape, 1.0).distance == pytest.approx(expected, rel=error)
+
+
+@pytest.mark.parametrize(
+    ("spectrum", "shape"), [("linear(4)", (16, 16)), ("geometric(10)", (12, 36)), ("power", (24, 8))]
+)
+def test_amplified_noise_agrees_with_an_average_to_three_digits(spectrum, shape):
+    p = planted.draw(spectrum, *shape, np.random.default_rng(0))
+    tau = 1e-4 * p.s[-1]
+    squares = distances(p, tau, draws=20000) ** 2
+    found = bounds.noise_amplification(p.s, shape, tau)
+    uncertain = squares.std() / math.sqrt(len(squares)) / squares.mean() / 2  # of the root of the mean
+    assert uncertain < 6e-4
+    assert math.sqrt(squares.mean()) == pytest.approx(found.distance, rel=4 * uncertain)
+    assert found.noise == pytest.approx(tau * math.sqrt(p.G.size) / np.linalg.norm(p.G))
+    assert found.distance == pytest.approx(found.factor * found.noise)
+
+
+@pytest.mark.parametrize(
+    ("kappa", "shape", "factor"),
+    [
+        (10, (256, 512), 1.746),
+        (100, (256, 512), 8.403),
+        (10, (256, 1024), 1.965),
+        (100, (256, 1024), 9.794),
+        (100, (256, 256), 4.470),
+    ],
+)
+def test_the_factors_of_log_spaced_spectra(kappa, shape, factor):
+    s = np.geomspace(1, 1 / kappa, min(shape))
+    assert round(bounds.noise_amplification(s, shape, 1e-3).factor, 3) == factor
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (16, 48)])
+def test_amplified_noise_is_a_first_order_formula_with_a_range(shape):
+    p = planted.draw("geometric(10)", *shape, np.random.default_rng(0))
+    excess = math.sqrt(max(1, shape[1] - shape[0]))
+    ratios = []
+    for tau in (0.1, 1.0, 10.0):
+        squares = distances(p, tau * p.s[-1] / excess, draws=2000) ** 2
+        ratios.append(
+            bounds.noise_amplification(p.s, shape, tau * p.s[-1] / excess).distance / math.sqrt(squares.mean())
+        )
+    assert ratios[0] == pytest.approx(1, abs=0.01 + 0.01)  # 1 % and the uncertainty of the average
+    assert 1.05 < ratios[1] < 2 < ratios[2]
+
+
+@given(st.floats(1e-8, 1e8), st.floats(1e-6, 1.0))
+def test_amplified_noise_has_no_unit_no_orientation_and_a_factor_without_tau(scale, tau):
+    s = np.array([3.0, 1.0, 0.5])
+    found = bounds.noise_amplification(s, (3, 7), tau)
+    np.testing.assert_allclose(bounds.noise_amplification(scale * s, (7, 3), scale * tau), found, rtol=1e-12)
+    assert bounds.noise_amplification(s, (3, 7), 0.0) == (0.0, 0.0, found.factor)
+    assert bounds.noise_amplification(s, (3, 3), tau).distance < found.distance
+
+
+def test_a_tiny_singular_value_cancels_nothing():
+    found = bounds.noise_amplification([1.0, 1.0, 1e-12], (3, 3), 1.0)  # 2 (2/4 + 2/1 + 2/1) over three directions
+    assert found.distance == pytest.approx(math.sqrt(3.0), rel=1e-11)
+
+
 # --- invariances and rates --------------------------------------------------------------------------------------------
 
 
@@ -159,6 +246,16 @@ def test_bounds_scale_as_they_should():
         (lambda: bounds.polar(1.0, 1.0, 3, 2, 4), r"rank is 3, needed 1 to 2 for shape \(2, 4\)"),
         (lambda: bounds.newton_schulz(-1.0, 4, U32), "slope -1, .* needed none negative"),
         (lambda: bounds.blockwise(0), "tp is 0, needed at least 1"),
+        (
+            lambda: bounds.noise_amplification([1.0], (2, 3), 0.1),
+            r"spectrum has shape \(1,\), needed \(2,\) for a matrix",
+        ),
+        (lambda: bounds.noise_amplification([[1.0]], (1, 1), 0.1), r"spectrum has shape \(1, 1\), needed \(1,\)"),
+        (lambda: bounds.noise_amplification([], (0, 3), 0.1), r"needed \(0,\) for a matrix of shape \(0, 3\)"),
+        (lambda: bounds.noise_amplification([1.0, 0.0], (2, 3), 0.1), "lies within 0 and 1, needed positive finite"),
+        (lambda: bounds.noise_amplification([1.0, math.nan], (2, 3), 0.1), "needed positive finite values"),
+        (lambda: bounds.noise_amplification([1.0, 1.0], (2, 3), -1.0), "tau is -1, needed a finite number"),
+        (lambda: bounds.noise_amplification([1.0, 1.0], (2, 3), math.inf), "tau is inf, needed a finite number"),
     ],
 )
 def test_bad_input_is_named(call, message):
