@@ -7,14 +7,21 @@ from collections.abc import Iterable
 def nearest(wanted: object, known: Iterable[str]) -> str:
     """Return the known name closest to the wanted one, or "" if nothing is known.
 
+    The first name that contains the wanted text is what was meant; of names without it, the most similar one.
+
     Examples
     --------
     >>> nearest("quntic", ["simple", "quintic"])
     'quintic'
+    >>> nearest("e4m3", ["e2m3", "fp8_e4m3", "mxfp8_e4m3"])
+    'fp8_e4m3'
     """
-    names = list(known)
-    lowered = {name.lower(): name for name in reversed(names)}
-    close = difflib.get_close_matches(str(wanted).lower(), lowered, n=1, cutoff=0.0)
+    lowered: dict[str, str] = {}
+    for name in known:
+        lowered.setdefault(name.lower(), name)
+    text = str(wanted).lower()
+    containing = [name for name in lowered if text in name]
+    close = containing or difflib.get_close_matches(text, lowered, n=1, cutoff=0.0)
     return lowered[close[0]] if close else ""
 
 

@@ -319,13 +319,13 @@ mxfp4_e2m1 mxint8 nvfp4
     return tuple(_BY_NAME)
 
 
-def get(name: str) -> Format | BlockFormat:
-    """Return the format of a name.
+def get(name: str | Format | BlockFormat) -> Format | BlockFormat:
+    """Return the format of a name; a record of your own passes through.
 
     Raises
     ------
     ValueError
-        If there is none; the message has the nearest name.
+        If there is none, with the nearest name, or if it is neither a name nor a record.
 
     Examples
     --------
@@ -337,6 +337,50 @@ def get(name: str) -> Format | BlockFormat:
     ...     print(str(error).partition(" Known")[0])
     unknown format 'mxfp8-e4m3': did you mean 'mxfp8_e4m3'?
     """
+    if isinstance(name, Format | BlockFormat):
+        return name
+    if not isinstance(name, str):
+        raise ValueError(f"a format must be a name of formats.known, a Format or a BlockFormat, not {name!r}")
     if name not in _BY_NAME:
         raise unknown("format", name, known())
     return _BY_NAME[name]
+
+
+def of_numbers(name: str | Format | BlockFormat) -> Format | BlockFormat:
+    """Return a format that holds numbers of both signs: that of an operand.
+
+    Raises
+    ------
+    ValueError
+        As `get`, and for a format of scales.
+
+    Examples
+    --------
+    >>> of_numbers("e8m0")
+    Traceback (most recent call last):
+    ValueError: e8m0 is a format for scales: it has no sign and no zero
+    """
+    record = get(name)
+    if isinstance(record, Format) and record.sign == "none":
+        raise ValueError(f"{record.name} is a format for scales: it has no sign and no zero")
+    return record
+
+
+def of_results(name: str | Format | BlockFormat) -> Format:
+    """Return a format in which results are stored, one number at a time.
+
+    Raises
+    ------
+    ValueError
+        As `of_numbers`, and for blocks.
+
+    Examples
+    --------
+    >>> of_results("mxfp8_e4m3")
+    Traceback (most recent call last):
+    ValueError: stored must be a scalar format, since blocks would need an axis, got 'mxfp8_e4m3'
+    """
+    record = of_numbers(name)
+    if isinstance(record, BlockFormat):
+        raise ValueError(f"stored must be a scalar format, since blocks would need an axis, got {record.name!r}")
+    return record

@@ -1,9 +1,9 @@
 r"""Rounding one piece of a tensor: a scalar format, blocks with a power-of-two scale, blocks with a float scale.
 
 Each function binds a format and what goes with it, and returns ``kernel(v, out)``, which writes the values of the piece
-v to `out` and returns its scale codes. A float64 `out` gets exact values, rounded by nothing but the format. For a
-float32 `out` the work is done in float32 where that gives the same bits, which nearly always holds, and in float64 for
-pieces with a block too near the ends of float32, and for stochastic rounding.
+v to `out`, v itself or memory apart from it, and returns its scale codes. A float64 `out` gets exact values, rounded by
+nothing but the format. For a float32 `out` the work is done in float32 where that gives the same bits, which nearly
+always holds, and in float64 for pieces with a block too near the ends of float32, and for stochastic rounding.
 
 Five passes over a piece in cache are the whole cost of a block format (``and``, ``max``, two additions, the sign), and
 two more find the scales; scratch memory is kept from one piece to the next.
@@ -178,10 +178,14 @@ def _round(
     out: Tensor,
     scratch: Scratch,
 ) -> None:
-    """Clamp to ±bound, round, and give back the sign of zero if the format has one, all in the carrier."""
+    """Clamp to ±bound, round, and give back the sign of zero if the format has one, all in the carrier.
+
+    `out` may be v itself.
+    """
     v = scratch.cast(v, carrier.dtype, "carried")
     work = scratch.like(v, carrier.dtype, "work")
-    rounded = out if out.dtype == carrier.dtype else scratch.like(v, carrier.dtype, "rounded")
+    apart = out.dtype == carrier.dtype and out.data_ptr() != v.data_ptr()  # the signs are read when all else is done
+    rounded = out if apart else scratch.like(v, carrier.dtype, "rounded")
     clamped = v if bound is None else _clamp(v, bound, rounded)
     if generator is None:
         rounding.nearest(clamped, floor, format, carrier, out=rounded, work=work)

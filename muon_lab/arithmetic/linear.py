@@ -29,8 +29,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from muon_lab.arithmetic import formats
-from muon_lab.arithmetic.formats import Format
+from muon_lab.arithmetic import formats, scales
+from muon_lab.arithmetic.formats import BlockFormat, Format
 from muon_lab.arithmetic.microscaling import roundtrip
 
 #: dtypes in which a layer can be emulated: those that `roundtrip` keeps.
@@ -43,11 +43,11 @@ class Products:
 
     Parameters
     ----------
-    weights, activations, gradients : str, optional
-        Formats of W, X and dY, names of `formats.known`; None leaves an operand as it is.
+    weights, activations, gradients : str, Format or BlockFormat, optional
+        Formats of W, X and dY, names of `formats.known` or records of your own; None leaves an operand as it is.
     scale_mode : "floor", "ceil", "rceil" or "even"
         How power-of-two scales are rounded; of no effect on formats without one.
-    stored : str, optional
+    stored : str or Format, optional
         The scalar format to which all three results are rounded; None leaves them as they were accumulated.
 
     Raises
@@ -64,20 +64,24 @@ class Products:
     ValueError: stored must be a scalar format, since blocks would need an axis, got 'mxfp8_e4m3'
     """
 
-    weights: str | None = None
-    activations: str | None = None
-    gradients: str | None = None
+    weights: str | Format | BlockFormat | None = None
+    activations: str | Format | BlockFormat | None = None
+    gradients: str | Format | BlockFormat | None = None
     scale_mode: str = "rceil"
-    stored: str | None = None
+    stored: str | Format | None = None
 
     def __post_init__(self) -> None:
-        for format in (self.weights, self.activations, self.gradients, self.stored):
-            roundtrip(torch.zeros(1), "fp32" if format is None else format, scale_mode=self.scale_mode)
-        if self.stored is not None and not isinstance(formats.get(self.stored), Format):
-            raise ValueError(f"stored must be a scalar format, since blocks would need an axis, got {self.stored!r}")
+        for format in (self.weights, self.activations, self.gradients):
+            if format is not None:
+                formats.of_numbers(format)
+        if self.stored is not None:
+            formats.of_results(self.stored)
+        scales.checked(self.scale_mode)
 
 
-def uniform(format: str, *, scale_mode: str = "rceil", stored: str | None = None) -> Products:
+def uniform(
+    format: str | Format | BlockFormat, *, scale_mode: str = "rceil", stored: str | Format | None = None
+) -> Products:
     """Return products whose operands all have one format.
 
     Examples
@@ -198,7 +202,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _rounded(
-    operand: Float[Tensor, "m n"], format: str | None, products: Products, *, axis: int
+    operand: Float[Tensor, "m n"], format: str | Format | BlockFormat | None, products: Products, *, axis: int
 ) -> Float[Tensor, "m n"]:
     """Return an operand in its format, with blocks along an axis."""
     return operand if format is None else roundtrip(operand, format, scale_mode=products.scale_mode, axis=axis)

@@ -8,7 +8,8 @@ tensor; its quotients are taken in float64, its values :math:`(p_i s)\,factor` r
 What is decided here where standards leave it open:
 
 * elements saturate to the largest magnitude, sign kept, and never become Inf or NaN of their own;
-* **NaN or Inf** anywhere in a block gives the scale NaN (byte 0xFF) and a block of NaN (its codes are 0);
+* **NaN or Inf** anywhere in a block gives the scale NaN (byte 0xFF, of NVFP4's E4M3 0x7F) and a block of NaN, whose
+  codes are 0: elements need no NaN, and processors do not agree on the sign of one;
 * a block of **zeros** has scale byte 0;
 * the **sign of zero** is kept, also of what rounds to zero (int8 has one zero only);
 * **subnormals** are kept, of elements and of float32 data;
@@ -26,14 +27,16 @@ OCP Microscaling Formats (MX) v1.0, sections 5 and 6; OFP8 rev. 1.0, table 3; Mi
 scales up).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from jaxtyping import Float, Int, Shaped, UInt8
 from torch import Tensor
 
 from muon_lab.arithmetic import blocks, formats, kernels, scales
-from muon_lab.arithmetic.blocks import Layout
+from muon_lab.arithmetic.blocks import Layout, Piece
 from muon_lab.arithmetic.formats import E8M0, FP32, BlockFormat, Format
 from muon_lab.arithmetic.kernels import Kernel
 from muon_lab.arithmetic.rounding import DOUBLE, SINGLE, carrier, code_dtype, decoder, encode
@@ -113,12 +116,12 @@ class Quantized:
         holder = SINGLE if self.dtype == torch.float32 and _in_single(self.format) else DOUBLE
         decoded = decoder(self.format if isinstance(self.format, Format) else self.format.element, holder)
         if isinstance(self.format, Format):
-            for piece in blocks.pieces(layout):
+            for piece in _pieces(layout, self.format):
                 piece.of(out).copy_(decoded(piece.of(codes)))
             return values
         assert self.scale_bytes is not None
         scale_codes = self.scale_bytes.permute(layout.order).reshape(layout.grid)
-        for piece in blocks.pieces(layout):
+        for piece in _pieces(layout, self.format):
             scale = kernels.effective(piece.scales(scale_codes), self.format, self.global_scale)
             elements = decoded(piece.of(codes))
             piece.of(out).copy_(elements.mul_(scale.to(holder.dtype)))
@@ -152,7 +155,8 @@ def quantize(
         To nearest, ties to even; or up with a probability equal to the fraction, from `generator`. Stochastic rounding
         is unbiased if no element saturates: in MX formats with ``ceil`` and ``rceil``.
     generator : torch.Generator, optional
-        Source of randomness: needed for stochastic rounding, refused otherwise.
+        Source of randomness: needed for stochastic rounding, refused otherwise. One number an entry is drawn, and draws
+        follow memory: equal values that lie in another order get other draws; ``x.contiguous()`` puts them in one.
     tile : int, optional
         Scales a square tile of this edge over the last two axes, instead of a block along one: Q(Wᵀ) = Q(W)ᵀ.
 
@@ -160,7 +164,7 @@ def quantize(
     ------
     ValueError
         If the tensor isn't real floating point, a name is unknown, the axis doesn't exist, the tile isn't positive, the
-        generator is missing or not needed, or NaN meets a scalar format that has none.
+        generator is missing or not needed, an argument has another type, or NaN meets a scalar format that has none.
 
     Examples
     --------
@@ -172,7 +176,7 @@ def quantize(
     [0.3125, -2.0, 896.0]
     """
     record = _checked(x, format, scale_mode, axis, rounding, generator, tile)
-    x = x.detach()
+    x = plain(x)
     layout, scratch = _layout(x, record, axis, tile), Scratch()
     kernel, factor = _kernel(x, record, scale_mode, generator, layout, scratch)
     data = layout.matrices(x)
@@ -181,15 +185,18 @@ def quantize(
     codes = layout.new(x, code_dtype(element))
     target = layout.matrices(codes)
     if isinstance(record, Format):
-        for piece in blocks.pieces(layout):
+        for piece in _pieces(layout, record):
             values, _ = kernels.exactly(kernel, piece.of(data), dtype, scratch)
             piece.of(target).copy_(encode(values, record))
         return Quantized(record, codes, None, factor, axis, tile, carrier(x).dtype)
     scale_codes = torch.empty(layout.grid, dtype=torch.uint8, device=x.device)
-    for piece in blocks.pieces(layout):
+    for piece in _pieces(layout, record):
         values, of_piece = kernels.exactly(kernel, piece.of(data), dtype, scratch)
         piece.scales(scale_codes).copy_(of_piece)
-        elements = kernels.unscaled(values, kernels.effective(of_piece, record, factor))
+        scale = kernels.effective(of_piece, record, factor)
+        elements = kernels.unscaled(values, scale)
+        if (bad := scale.isnan()).any():
+            elements.masked_fill_(bad, 0.0)
         piece.of(target).copy_(encode(elements, record.element))
     return Quantized(record, codes, layout.spread(scale_codes, x), factor, axis, tile, carrier(x).dtype)
 
@@ -231,7 +238,7 @@ def roundtrip(
     0.027 0.029
     """
     record = _checked(x, format, scale_mode, axis, rounding, generator, tile)
-    x = x.detach()
+    x = plain(x)
     layout = _layout(x, record, axis, tile)
     values = layout.new(x, carrier(x).dtype) if out is None else _checked_out(out, x)
     return _write(x, record, scale_mode, generator, layout, Scratch(), values)
@@ -242,13 +249,40 @@ def operand(
 ) -> Float[Tensor, "..."]:
     """Return the values of ``roundtrip`` in scratch memory, which the next call for this purpose overwrites.
 
-    A checked format and tensor are the caller's business. What is saved is fresh memory, half of the cost of a round
-    trip of a few megabytes.
+    A checked format and a checked, plain tensor are the caller's business. What is saved is fresh memory, half of the
+    cost of a round trip of a few megabytes.
     """
-    x = x.detach()
     layout = _layout(x, record, axis, None)
     values = scratch.like(x.permute(layout.order), carrier(x).dtype, purpose).permute(layout.back)
     return _write(x, record, scale_mode, None, layout, scratch, values)
+
+
+def result(x: Float[Tensor, "..."], record: Format, scratch: Scratch) -> Float[Tensor, "..."]:
+    """Return the values of ``roundtrip`` in the memory of x itself, if that is one run, else in new memory.
+
+    A checked format and a plain tensor of float32 or float64 are the caller's business.
+
+    Raises
+    ------
+    ValueError
+        If NaN meets a format that has none.
+    """
+    flat = x.reshape(-1)
+    parts = flat.split(blocks.PIECE) if flat.numel() else ()
+    cast = kernels.CASTS.get(record) if x.dtype == torch.float32 else None
+    if cast is not None:  # what the kernel does, without its preparations
+        for part in parts:
+            part.copy_(scratch.like(part, cast, "half").copy_(part))
+    else:
+        kernel = kernels.scalar(record, None, scratch)
+        for part in parts:
+            kernel(part, part)
+    return flat.view(x.shape)
+
+
+def plain(x: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+    """Return a tensor without its gradient, and with the bits that it shows: a view of it where there is one."""
+    return x.detach().resolve_neg()
 
 
 def _write(
@@ -263,7 +297,7 @@ def _write(
     """Write the values of the rounded x, a piece at a time; return them."""
     kernel, _ = _kernel(x, record, mode, generator, layout, scratch)
     data, target = layout.matrices(x), layout.matrices(values)
-    for piece in blocks.pieces(layout):
+    for piece in _pieces(layout, record):
         kernel(piece.of(data), piece.of(target))
     if target.data_ptr() != values.data_ptr():
         values.copy_(target.reshape([values.shape[axis] for axis in layout.order]).permute(layout.back))
@@ -290,16 +324,16 @@ def _kernel(
         return kernels.power_of_two_scaled(format, mode, generator, scratch), 1.0
     factor = torch.ones((), device=x.device)
     if format.global_scale:
-        factor = scales.global_scale(_largest_finite(x, layout, scratch), format.element, format.scale)
+        factor = scales.global_scale(_largest_finite(x, format, layout, scratch), format.element, format.scale)
     return kernels.float_scaled(format, factor, generator, scratch), float(factor)
 
 
-def _largest_finite(x: Tensor, layout: Layout, scratch: Scratch) -> Float[Tensor, ""]:
+def _largest_finite(x: Tensor, format: BlockFormat, layout: Layout, scratch: Scratch) -> Float[Tensor, ""]:
     """Return the largest magnitude of all blocks that are finite."""
     dtype = carrier(x).dtype
     largest = torch.zeros((), dtype=dtype, device=x.device)
     data = layout.matrices(x)
-    for piece in blocks.pieces(layout):
+    for piece in _pieces(layout, format):
         of_tiles = kernels.largest_in_tiles(scratch.cast(piece.of(data), dtype, "data"), scratch)
         largest = torch.maximum(largest, of_tiles.nan_to_num(nan=0.0, posinf=0.0).max())
     return largest
@@ -312,6 +346,12 @@ def _layout(x: Tensor, format: Format | BlockFormat, axis: int, tile: int | None
     return blocks.along(x, axis % x.ndim, format.block) if tile is None else blocks.tiles(x, tile)
 
 
+def _pieces(layout: Layout, format: Format | BlockFormat) -> Iterator[Piece]:
+    """Yield the pieces of a layout, half as long where the scales are floating point: that work is in float64."""
+    in_double = isinstance(format, BlockFormat) and format.scale != E8M0
+    return blocks.pieces(layout, blocks.PIECE // 2) if in_double else blocks.pieces(layout)
+
+
 def _checked(
     x: Tensor,
     format: str | Format | BlockFormat,
@@ -322,18 +362,19 @@ def _checked(
     tile: int | None,
 ) -> Format | BlockFormat:
     """Return the format; raise ``ValueError`` for a request that has no answer."""
-    record = formats.get(format) if isinstance(format, str) else format
-    if x.dtype not in DTYPES:
-        raise ValueError(f"the tensor to quantize is {x.dtype}: float64, float32, bfloat16 or float16 is needed")
-    if isinstance(record, Format) and record.sign == "none":
-        raise ValueError(f"{record.name} is a format for scales: it has no sign and no zero")
-    if mode not in scales.MODES:
-        raise unknown("scale mode", mode, scales.MODES)
+    record = formats.of_numbers(format)
+    if not isinstance(x, Tensor) or x.dtype not in DTYPES:
+        given = x.dtype if isinstance(x, Tensor) else f"of type {type(x).__name__}"
+        raise ValueError(f"the tensor to quantize is {given}: float64, float32, bfloat16 or float16 is needed")
+    scales.checked(mode)
     if rounding not in ROUNDINGS:
         raise unknown("rounding", rounding, ROUNDINGS)
-    if (generator is None) == (rounding == "stochastic"):
-        needed = "needs a generator" if generator is None else "takes no generator"
-        raise ValueError(f"rounding {rounding!r} {needed}")
+    if rounding == "nearest" and generator is not None:
+        raise ValueError("rounding 'nearest' takes no generator")
+    if rounding == "stochastic" and not isinstance(generator, torch.Generator):
+        raise ValueError(f"rounding 'stochastic' needs a generator, a torch.Generator, not {generator!r}")
+    if not _is_integer(axis) or not (tile is None or _is_integer(tile)):
+        raise ValueError(f"axis must be an integer, and tile an integer or None, not {axis!r} and {tile!r}")
     if not -x.ndim <= axis < x.ndim and (isinstance(record, BlockFormat) or x.ndim > 0):
         raise ValueError(f"axis {axis} of a tensor of shape {tuple(x.shape)}: {-x.ndim} to {x.ndim - 1} exist")
     if tile is not None and (tile < 1 or x.ndim < 2 or axis % x.ndim < x.ndim - 2):
@@ -342,6 +383,10 @@ def _checked(
             "a positive edge, at least 2 axes, and one of the last two as axis are needed"
         )
     return record
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _checked_out(out: Tensor, x: Tensor) -> Tensor:

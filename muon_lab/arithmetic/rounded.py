@@ -8,29 +8,24 @@ without bfloat16 units tens of times faster.
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from muon_lab.arithmetic import formats
-from muon_lab.arithmetic.formats import Format
-from muon_lab.arithmetic.microscaling import operand, roundtrip
+from muon_lab.arithmetic import formats, scales
+from muon_lab.arithmetic.formats import FP32, BlockFormat, Format
+from muon_lab.arithmetic.microscaling import DTYPES, operand, plain, result, roundtrip
 from muon_lab.arithmetic.policy import Exact, mirrored, two_to
-from muon_lab.arithmetic.scales import MODES
 from muon_lab.arithmetic.scratch import Scratch
-from muon_lab.nearest import unknown
 
 #: Significant bits of float32.
 SIGNIFICANT = 24
 
-#: Formats in which results are stored as they are rounded; after narrower operands the results stay in float32.
+#: Formats of operands in which results are stored as well; after all others results stay as they were summed.
 STORED = ("fp64", "fp32", "bf16", "fp16")
-
-
-#: Formats that torch rounds to itself.
-NATIVE = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @runtime_checkable
@@ -46,6 +41,11 @@ class Accumulator(Protocol):
 class Wide:
     """Sums in a dtype of torch: float32, as documented for the tensor cores of Blackwell, or float64 as its oracle.
 
+    Raises
+    ------
+    ValueError
+        For any other dtype.
+
     Examples
     --------
     >>> import torch
@@ -54,6 +54,10 @@ class Wide:
     """
 
     dtype: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        if self.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"products are summed in torch.float32 or torch.float64, not in {self.dtype!r}")
 
     def product(self, A: Float[Tensor, "*batch m k"], B: Float[Tensor, "*batch k n"]) -> Float[Tensor, "*batch m n"]:
         """Return A B in the dtype of A."""
@@ -74,6 +78,11 @@ class TensorCore:
     group : int
         Products summed at once.
 
+    Raises
+    ------
+    ValueError
+        If one of them is not a positive integer.
+
     References
     ----------
     Khattak and Mikaitis, *Accurate Models of NVIDIA Tensor Cores*, arXiv 2512.07004.
@@ -91,6 +100,12 @@ class TensorCore:
     bits: int = 13
     group: int = 32
 
+    def __post_init__(self) -> None:
+        if not all(isinstance(count, int) and count >= 1 for count in (self.bits, self.group)):
+            raise ValueError(
+                f"bits and group of a tensor core must be integers of at least 1, not {self.bits!r} and {self.group!r}"
+            )
+
     def product(self, A: Float[Tensor, "*batch m k"], B: Float[Tensor, "*batch k n"]) -> Float[Tensor, "*batch m n"]:
         """Return A B in the dtype of A."""
         total = torch.zeros(*A.shape[:-1], B.shape[-1], dtype=torch.float64, device=A.device)
@@ -107,17 +122,20 @@ class TensorCore:
 class Rounded:
     """Arithmetic with rounded operands and stored results.
 
+    Rounding is not differentiable: no result carries a gradient, whatever the operands do.
+
     Parameters
     ----------
-    operands : str
-        A format of `formats.known`: bf16, fp16, tf32, fp8_e4m3, mxfp8_e4m3, nvfp4 …
-    stored : str, optional
-        The format of results, one of fp64, fp32, bf16, fp16: by default that of the operands if it is one of them,
-        else fp32.
+    operands : str, Format or BlockFormat
+        A name of `formats.known`, such as bf16, tf32, fp8_e4m3, mxfp8_e4m3, nvfp4, or a record of your own.
+    stored : str or Format, optional
+        The scalar format of results: by default that of the operands if it is fp64, fp32, bf16 or fp16, else results
+        stay as they were summed. Tensors of results are float32, for float64 data float64.
     scale_mode : str
         How the scales of MX blocks are rounded.
-    accumulator : Accumulator
-        How products are summed: `Wide` in float32, or a model of a tensor core.
+    accumulator : Accumulator, optional
+        How products are summed, such as `Wide` or a model of a tensor core: by default in float32, or in float64 if
+        the operands have more digits than float32.
 
     Rounded operands are kept in memory that the next product uses again, one set a thread, as large as the largest pair
     so far: it is freed with the value.
@@ -125,7 +143,9 @@ class Rounded:
     Raises
     ------
     ValueError
-        For an unknown format or scale mode, and for a format in which results cannot be stored.
+        For an unknown format or scale mode, a format of scales, blocks of results, or an accumulator that is none; when
+        called, for operands that are not real floating point or have fewer than two axes, and for NaN where the format
+        has none.
 
     Examples
     --------
@@ -141,44 +161,54 @@ class Rounded:
     polar_express False
     """
 
-    operands: str
-    stored: str | None = None
+    operands: str | Format | BlockFormat
+    stored: str | Format | None = None
     scale_mode: str = "rceil"
-    accumulator: Accumulator = Wide()
+    accumulator: Accumulator | None = None
     scratch: Scratch = field(default_factory=Scratch, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        formats.get(self.operands)
-        if self.scale_mode not in MODES:
-            raise unknown("scale mode", self.scale_mode, MODES)
-        if self.stored is not None and self.stored not in STORED:
-            raise ValueError(f"results can be stored in {', '.join(STORED)}, not in {self.stored!r}")
+        formats.of_numbers(self.operands)
+        if self.stored is not None:
+            formats.of_results(self.stored)
+        scales.checked(self.scale_mode)
+        accumulates = isinstance(self.accumulator, Accumulator) and not isinstance(self.accumulator, type)
+        if self.accumulator is not None and not accumulates:
+            raise ValueError(f"an accumulator must be a value with a product, such as Wide(), not {self.accumulator!r}")
 
     def norm(self, X: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch 1 1"]:
         """Return the Frobenius norm of each matrix in float64: a matrix is normalised before it is rounded."""
-        return Exact().norm(X)
+        return Exact().norm(X.detach())
 
     def store(self, X: Float[Tensor, "*batch m n"], dtype: torch.dtype) -> Float[Tensor, "*batch m n"]:
         """Round to the format of results; the tensor itself stays in float32, or in float64 for float64 data."""
-        format = self.kept
-        return X if format is None else self._rounded(X, format)
+        X = _matrix(X)
+        return X if self.kept is None else roundtrip(X, self.kept)
 
     def roundoff(self, dtype: torch.dtype) -> float:
         """Return the unit roundoff of operands or results, whichever is coarser, for data of a dtype."""
-        kept = torch.finfo(dtype).eps / 2 if self.kept is None else _element(self.kept).unit_roundoff
-        return max(_element(self.operands).unit_roundoff, kept)
+        kept = torch.finfo(dtype).eps / 2 if self.kept is None else self.kept.unit_roundoff
+        return max(self._element.unit_roundoff, kept)
 
-    @property
-    def kept(self) -> str | None:
+    @cached_property
+    def kept(self) -> Format | None:
         """The format to which results are rounded, or None where they stay as they were summed."""
         if self.stored is not None:
-            return self.stored
-        return self.operands if self.operands in STORED else None
+            return formats.of_results(self.stored)
+        record = self._record
+        return record if isinstance(record, Format) and record in map(formats.get, STORED) else None
+
+    @cached_property
+    def summed(self) -> Accumulator:
+        """How products are summed: the accumulator, or the one that stands for None."""
+        if self.accumulator is not None:
+            return self.accumulator
+        return Wide(torch.float64 if self._element.mantissa_bits > FP32.mantissa_bits else torch.float32)
 
     def gram(self, X: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch m m"]:
         """Return X Xᵀ."""
         Q = self._operand(X, -1, "left")
-        return self._result(self.accumulator.product(Q, Q.mT))
+        return self._result(self.summed.product(Q, Q.mT))
 
     def square(
         self, A: Float[Tensor, "*batch m m"], *, alpha: float = 1.0, beta: float = 0.0
@@ -209,36 +239,42 @@ class Rounded:
     ) -> Float[Tensor, "*batch m n"]:
         """Return alpha·A B + beta·C, the sum rounded once."""
         left = self._operand(A, -1, "left")
-        same = A is B and isinstance(formats.get(self.operands), Format)
-        X = self.accumulator.product(left, left if same else self._operand(B, -2, "right"))
+        same = A is B and isinstance(self._record, Format)
+        X = self.summed.product(left, left if same else self._operand(B, -2, "right"))
         if alpha != 1.0:
             X = X.mul_(alpha)
         if C is not None:
-            X = X.add_(C, alpha=beta)
+            X = X.add_(_matrix(C), alpha=beta)
         return self._result(X)
 
     def _operand(self, X: Float[Tensor, "*batch m n"], axis: int, side: str) -> Float[Tensor, "*batch m n"]:
         """Return X rounded, in memory that the next product uses again."""
-        return operand(X, formats.get(self.operands), self.scale_mode, axis, self.scratch, side)
+        return operand(_matrix(X), self._record, self.scale_mode, axis, self.scratch, side)
 
     def _result(self, X: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch m n"]:
-        """Round a product in its own memory if torch can, else return a new one."""
-        format = self.kept
-        if format in NATIVE and X.dtype == torch.float32:
-            return X.copy_(self.scratch.like(X, NATIVE[format], "half").copy_(X))
-        return X if format is None else self._rounded(X, format)
+        """Round a product in its own memory."""
+        return X if self.kept is None else result(X, self.kept, self.scratch)
 
-    def _rounded(self, X: Float[Tensor, "*batch m n"], format: str) -> Float[Tensor, "*batch m n"]:
-        """Return a new tensor, rounded to a format of results."""
-        if format in NATIVE and X.dtype == torch.float32:  # the same bits as `roundtrip` gives, in less time
-            return X.to(NATIVE[format]).float()
-        return roundtrip(X, format)
+    @cached_property
+    def _record(self) -> Format | BlockFormat:
+        """The format of the operands."""
+        return formats.get(self.operands)
+
+    @property
+    def _element(self) -> Format:
+        """The format of their single numbers: that of the elements for blocks."""
+        record = self._record
+        return record if isinstance(record, Format) else record.element
 
 
-def _element(name: str) -> Format:
-    """Return the format of single numbers: that of the elements for blocks."""
-    record = formats.get(name)
-    return record if isinstance(record, Format) else record.element
+def _matrix(X: Tensor) -> Tensor:
+    """Return a plain matrix, or batch of them; raise ``ValueError`` for what is none."""
+    if not isinstance(X, Tensor) or X.dtype not in DTYPES or X.ndim < 2:
+        given = f"{X.dtype} of shape {tuple(X.shape)}" if isinstance(X, Tensor) else f"of type {type(X).__name__}"
+        raise ValueError(
+            f"a matrix must have at least 2 axes and be float64, float32, bfloat16 or float16, but this one is {given}"
+        )
+    return plain(X)
 
 
 def _truncated_to_float32(X: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

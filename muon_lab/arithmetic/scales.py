@@ -39,11 +39,19 @@ from torch import Tensor
 from muon_lab.arithmetic import rounding
 from muon_lab.arithmetic.formats import E8M0, FP32, FP64, Format
 from muon_lab.arithmetic.rounding import DOUBLE, Carrier
+from muon_lab.nearest import unknown
 
 #: How the exponent of a power-of-two scale is rounded.
 MODES = ("floor", "ceil", "rceil", "even")
 #: E8M0's NaN, the scale of a block with NaN or Inf in it.
 NAN = 255
+
+
+def checked(mode: str) -> str:
+    """Return a scale mode; raise ``ValueError`` for one that is none of `MODES`."""
+    if mode not in MODES:
+        raise unknown("scale mode", mode, MODES)
+    return mode
 
 
 def addend(mode: str, element: Format) -> int:

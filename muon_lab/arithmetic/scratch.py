@@ -11,7 +11,8 @@ class Scratch(threading.local):
     """Memory that is used again from one call to the next, by purpose; every thread has its own.
 
     What it returns is never a result, only an operand or an intermediate of the call that asked: the next request for
-    the same purpose overwrites it. Copies and pickles of it are empty.
+    the same purpose overwrites it. Nothing that carries a gradient may be written to it. Copies and pickles of it are
+    empty.
 
     Examples
     --------
@@ -32,7 +33,8 @@ class Scratch(threading.local):
         key = purpose, dtype, v.device
         buffer = self.buffers.get(key)
         if buffer is None or buffer.numel() < v.numel():
-            buffer = self.buffers[key] = torch.empty(v.numel(), dtype=dtype, device=v.device)
+            with torch.inference_mode(False):  # memory made in inference mode could not be written outside it
+                buffer = self.buffers[key] = torch.empty(v.numel(), dtype=dtype, device=v.device)
         return buffer[: v.numel()].view(v.shape)
 
     def cast(self, v: Float[Tensor, "..."], dtype: torch.dtype, purpose: str) -> Float[Tensor, "..."]:

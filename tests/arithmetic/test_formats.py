@@ -182,9 +182,33 @@ def test_records_hold_facts_only():
     assert (ieee.max, ieee.emax, len(ieee.nan_codes[0]), ieee.inf_codes) == (240.0, 7, 7, (0x78, 0xF8))
 
 
+def test_records_pass_where_names_do():
+    for name in formats.known():
+        record = formats.get(name)
+        assert formats.get(record) is record
+    own = Format("e5m3", 5, 3, bias=15, top="finite")
+    for of in (formats.get, formats.of_numbers, formats.of_results):
+        assert of(own) is own
+    assert formats.of_numbers("nvfp4") is formats.NVFP4
+    assert formats.of_results("int8") is formats.INT8
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("of", [formats.get, formats.of_numbers, formats.of_results])
+@pytest.mark.parametrize("wrong", [None, 3, 8.0, [], {}, torch.bfloat16, Format, b"bf16"])
+def test_what_is_neither_a_name_nor_a_record_is_refused(of, wrong):
+    with pytest.raises(ValueError, match=r"a format must be a name of formats\.known, a Format or a BlockFormat, not"):
+        of(wrong)
+
+
 def test_refuses():
     with pytest.raises(ValueError, match="unknown format 'bf61': did you mean 'bf16'"):
         formats.get("bf61")
+    for scales in ("e8m0", replace(formats.E8M0, name="e8m0")):
+        with pytest.raises(ValueError, match="e8m0 is a format for scales: it has no sign and no zero"):
+            formats.of_numbers(scales)
+    with pytest.raises(ValueError, match="since blocks would need an axis, got 'nvfp4'"):
+        formats.of_results(formats.NVFP4)
     with pytest.raises(ValueError, match="code 256 of fp8_e4m3: there are only 0 to 255"):
         formats.FP8_E4M3.decode(256)
     with pytest.raises(ValueError, match="0 exponent bits"):

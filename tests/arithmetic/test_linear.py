@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own abbreviation)
 
-from muon_lab.arithmetic import linear
+from muon_lab.arithmetic import formats, linear
 from muon_lab.arithmetic.linear import BF16, Products
 from muon_lab.arithmetic.microscaling import quantize
 from muon_lab.problems import models
@@ -158,6 +158,13 @@ def test_stored_results_are_numbers_of_their_format():
         assert torch.equal(result, result.bfloat16().float())
 
 
+def test_records_stand_where_names_do():
+    named = Products(E4M3, "bf16", E5M2, "floor", "fp16")
+    own = Products(formats.MXFP8_E4M3, formats.BF16, formats.MXFP8_E5M2, "floor", formats.FP16)
+    for ours, theirs in zip(*(products_of(emulated(p), *operands()) for p in (own, named)), strict=True):
+        assert torch.equal(ours, theirs)
+
+
 # What stays
 
 
@@ -253,9 +260,13 @@ def test_the_backward_pass_cannot_be_differentiated_again():
         ({"weights": "mxfp8-e4m3"}, "unknown format 'mxfp8-e4m3': did you mean 'mxfp8_e4m3'"),
         ({"scale_mode": "round"}, "unknown scale mode 'round'"),
         ({"gradients": "e8m0"}, "e8m0 is a format for scales"),
+        ({"stored": "e8m0"}, "e8m0 is a format for scales"),
+        ({"weights": 8}, "a format must be a name of formats.known, a Format or a BlockFormat, not 8"),
+        ({"stored": formats.NVFP4}, "stored must be a scalar format, since blocks would need an axis, got 'nvfp4'"),
         ({"stored": E4M3}, "stored must be a scalar format, since blocks would need an axis, got 'mxfp8_e4m3'"),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_products_that_make_no_sense_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         Products(**arguments)

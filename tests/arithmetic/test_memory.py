@@ -7,7 +7,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from muon_lab.arithmetic import Rounded, roundtrip
+from muon_lab.arithmetic import Rounded, blocks, formats, roundtrip
+from muon_lab.arithmetic.formats import BlockFormat
 
 
 class Peak(TorchDispatchMode):
@@ -46,19 +47,52 @@ def test_the_counter_sees_what_is_alive_at_once():
     assert (peak.most, peak.now) == (8000, 8000)
 
 
-@pytest.mark.parametrize(("format", "n"), [("bf16", 1024), ("mxfp8_e4m3", 1024), ("nvfp4", 2048)])
-def test_a_product_needs_at_most_three_times_its_operands(format, n):
-    """Rounded operands, the result, and scratch for a piece, whose size does not grow (float64 ones for NVFP4)."""
+#: Scratch of a piece, bytes an entry: half-precision casts; magic numbers in float32; for NVFP4 those in both
+#: precisions, quotients and values in float64, in pieces half as long.
+SCRATCH = {"bf16": 2, "tf32": 4, "mxfp8_e4m3": 4, "nvfp4": (4 + 3 * 8) / 2}
+
+
+@pytest.mark.parametrize("operation", ["matmul", "square", "gram"])
+@pytest.mark.parametrize(
+    ("format", "stored", "n"),
+    [
+        ("bf16", None, 1024),
+        ("tf32", None, 1024),
+        ("mxfp8_e4m3", None, 1024),
+        ("mxfp8_e4m3", "bf16", 1024),
+        ("mxfp8_e4m3", "bf16", 2048),
+        ("nvfp4", None, 1024),
+    ],
+)
+def test_a_product_needs_its_rounded_operands_its_result_and_scratch_for_a_piece(format, stored, n, operation):
+    """At 1024² a float32 matrix takes 4 MiB and a piece of 2¹⁹ entries as many bytes of scratch as the table says.
+
+    In units of A alone, which ``square`` is given: bf16 2.25 (3.25 with a second operand), MXFP8 3.5 (2.5 for ``gram``,
+    which rounds once; 3.75 if results are stored in bf16, rounded in place), NVFP4 4.75. At 2048² scratch weighs a
+    quarter of that: 2.06, 3.125 and 3.44. A matrix that is no larger than a piece costs most: 2.5, 4 and 10 times A.
+    """
     A, B = torch.randn(2, n, n, generator=torch.Generator().manual_seed(0))
-    arithmetic = Rounded(format)
+    arithmetic = Rounded(format, stored)
+    run = {"matmul": lambda: arithmetic.matmul(A, B), "gram": lambda: arithmetic.gram(A)}
+    run["square"] = lambda: arithmetic.square(A, alpha=2.0, beta=0.5)
     with Peak() as peak:
-        arithmetic.matmul(A, B)
+        run[operation]()
         first = peak.most
-        for _ in range(3):
-            arithmetic.matmul(A, B)
-    operands = 2 * A.nbytes
-    assert operands <= first <= 3 * operands  # two rounded operands at the least
-    assert peak.most == first
+        run[operation]()
+    both = operation == "matmul" or (operation == "square" and isinstance(formats.get(format), BlockFormat))
+    scratch = (SCRATCH[format] + (0 if stored is None else SCRATCH[stored])) * blocks.PIECE
+    assert peak.most == first == (1 + both + 1) * A.nbytes + scratch
+
+
+def test_results_are_rounded_in_their_own_memory():
+    """In a scalar format that torch cannot cast to, too: two operands, the result, and scratch, no second result."""
+    A = torch.randn(1024, 1024, generator=torch.Generator().manual_seed(0))
+    for stored in ("bf16", "fp8_e4m3", "tf32"):
+        arithmetic = Rounded("mxfp8_e4m3", stored)
+        arithmetic.square(A)  # scratch is there
+        with Peak() as peak:
+            arithmetic.square(A)
+        assert A.nbytes <= peak.most < 1.5 * A.nbytes
 
 
 def test_threads_do_not_share_memory():

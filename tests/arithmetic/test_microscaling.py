@@ -241,6 +241,7 @@ def test_pieces_do_not_matter(monkeypatch):
         wanted = [roundtrip(x, name, axis=axis, tile=tile), quantize(x, name, axis=axis, tile=tile).codes]
         with monkeypatch.context() as patch:
             patch.setattr(blocks.pieces, "__defaults__", (1,))
+            patch.setattr(blocks, "PIECE", 2)
             same(roundtrip(x, name, axis=axis, tile=tile), wanted[0])
             assert torch.equal(quantize(x, name, axis=axis, tile=tile).codes, wanted[1])
     first, second = (
@@ -370,6 +371,31 @@ def test_one_bad_entry_makes_its_block_nan_and_no_other(name, bad):
         same(roundtrip(x, name), values)
 
 
+@pytest.mark.parametrize(
+    "name", [*BLOCK, replace(formats.NVFP4, name="int8_e5m2", element=formats.INT8, scale=formats.FP8_E5M2)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("bad", [math.nan, -math.nan, math.inf, -math.inf])
+def test_a_nan_block_has_the_code_zero_everywhere(name, dtype, bad):
+    """No other code is one that every element format and every processor agrees on; the scale alone says NaN."""
+    record = formats.get(name)
+    for x, where, kwargs in (
+        (normal(3, 2 * record.block, dtype=dtype), (slice(1, 2), slice(0, record.block)), {}),
+        (normal(2 * record.block, 3, dtype=dtype), (slice(0, record.block), slice(1, 2)), {"axis": 0}),
+        (normal(8, 8, dtype=dtype), (slice(0, 4), slice(0, 4)), {"tile": 4}),
+    ):
+        x[where][0, 0] = bad
+        q = quantize(x, record, **kwargs)
+        inside = torch.zeros(x.shape, dtype=torch.bool)
+        inside[where] = True
+        assert (q.codes[inside] == 0).all()
+        assert (q.scale_bytes == record.scale.nan_code).sum() == 1
+        clean = quantize(x.masked_fill(inside, 0.0), record, **kwargs)
+        assert torch.equal(q.codes, clean.codes)
+        assert torch.equal(q.dequantize().isnan(), inside)
+        same(roundtrip(x, record, **kwargs), q.dequantize())
+
+
 @pytest.mark.parametrize("name", BLOCK)
 def test_zeros_stay_zeros_beside_large_numbers(name):
     x = torch.zeros(2, 64)
@@ -447,10 +473,23 @@ def test_the_input_is_neither_changed_nor_aliased(name, dtype):
     assert torch.equal(x, before)
 
 
-def test_no_gradient_runs_through_rounding():
+@pytest.mark.parametrize("name", [*BLOCK, *SCALAR])
+def test_no_gradient_runs_through_rounding(name):
     x = normal(4, 32).requires_grad_()
-    assert not roundtrip(x, "mxfp8_e4m3").requires_grad
-    assert not quantize(x, "bf16").dequantize().requires_grad
+    assert not roundtrip(x, name).requires_grad
+    assert not quantize(x, name).dequantize().requires_grad
+
+
+@pytest.mark.parametrize("name", [*BLOCK, *SCALAR])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_negated_view_is_what_it_shows(name, dtype):
+    """The imaginary part of a conjugate is a view with the negative bit set."""
+    x = torch.view_as_complex(normal(4, 32, 2, dtype=dtype)).conj().imag
+    assert x.is_neg()
+    assert not x.clone().is_neg()
+    for axis in (0, 1):
+        same(roundtrip(x, name, axis=axis), roundtrip(x.clone(), name, axis=axis))
+        assert torch.equal(quantize(x, name, axis=axis).codes, quantize(x.clone(), name, axis=axis).codes)
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0), (2, 0, 3)])
@@ -491,6 +530,23 @@ def test_stochastic_rounding_reproduces_from_the_generator_and_moves_it():
     same(roundtrip(x, "mxfp8_e4m3", rounding="stochastic", generator=generator), first)
     q = quantize(x, "mxfp8_e4m3", rounding="stochastic", generator=generator)
     same(q.dequantize(), second)
+
+
+@pytest.mark.parametrize("name", [*BLOCK, "fp8_e4m3", "bf16"])
+def test_draws_follow_memory(name):
+    """Equal values in another order of memory get the draws of that order, and the same as a contiguous copy has."""
+
+    def rounded(x, axis=-1):
+        generator = torch.Generator().manual_seed(3)
+        return roundtrip(x, name, axis=axis, rounding="stochastic", generator=generator)
+
+    x = normal(48, 64)
+    turned = x.mT.contiguous().mT
+    assert torch.equal(turned, x)
+    assert not torch.equal(rounded(turned), rounded(x))
+    same(rounded(turned), rounded(x.mT.contiguous(), axis=0).mT)
+    same(rounded(turned.contiguous()), rounded(x))
+    same(rounded(torch.stack([x, x])[1]), rounded(x))
 
 
 @pytest.mark.parametrize("name", [*BLOCK, *NARROW, "bf16"])
@@ -592,6 +648,7 @@ def test_a_record_of_your_own_is_a_format():
 # Refuses
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_refuses():
     x = normal(4, 64)
     for call in (quantize, roundtrip):
@@ -620,6 +677,21 @@ def test_refuses():
             call(torch.tensor([math.nan]), "e2m1")
         with pytest.raises(ValueError, match="e8m0 is a format for scales"):
             call(x, "e8m0")
+        for needed, generator in (("a generator, a torch.Generator, not None", None), (".* not 3", 3)):
+            with pytest.raises(ValueError, match=f"rounding 'stochastic' needs {needed}"):
+                call(x, "bf16", rounding="stochastic", generator=generator)
+        for format in (None, 3, [], torch.bfloat16):
+            with pytest.raises(ValueError, match=r"a format must be a name of formats\.known, a Format or a Block"):
+                call(x, format)
+        for name, wrong in itertools.product(("axis", "tile"), (1.0, "1", (0, 1), True)):
+            with pytest.raises(ValueError, match="axis must be an integer, and tile an integer or None, not"):
+                call(x, "mxfp8_e4m3", **{name: wrong})
+        with pytest.raises(ValueError, match="axis must be an integer, and tile an integer or None, not None and None"):
+            call(x, "mxfp8_e4m3", axis=None)
+        for data, kind in (([1.0], "of type list"), (x.numpy(), "of type ndarray")):
+            with pytest.raises(ValueError, match=f"the tensor to quantize is {kind}: float64"):
+                call(data, "bf16")
+        assert call(x, "bf16", axis=np.int64(1)) is not None
     with pytest.raises(ValueError, match="shares memory"):
         roundtrip(x, "bf16", out=x)
     with pytest.raises(ValueError, match=r"out is torch.float64 of shape \(4, 64\): torch.float32"):

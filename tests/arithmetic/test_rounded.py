@@ -1,6 +1,9 @@
 """Emulated products: what is rounded, along which axis, how it is summed, and what the engine makes of it."""
 
+import copy
 import json
+import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +12,14 @@ import torch
 from cases import distance, through_svd, with_singular_values
 
 from muon_lab import polar
-from muon_lab.arithmetic import Exact, Rounded, TensorCore, Wide, quantize, roundtrip
+from muon_lab.arithmetic import Exact, Rounded, TensorCore, Wide, blocks, formats, quantize, roundtrip
+from muon_lab.arithmetic.formats import BlockFormat, Format
 from muon_lab.polar import schedules
 
 GOLDEN = Path(__file__).parent.parent / "golden"
+#: One format of every kind: stored as well or not, cast by torch or not, block scales of both kinds.
+KINDS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8_e4m3", "int8", "mxfp8_e4m3", "nvfp4")
+SCALARS = tuple(name for name in formats.known() if isinstance(formats.get(name), Format) and name != "e8m0")
 
 
 def randn(*shape, seed=0, dtype=torch.float32):
@@ -73,6 +80,145 @@ def test_inputs_are_not_changed():
         assert torch.equal(X, old)
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_results_are_neither_operands_nor_memory_that_is_used_again(name):
+    arithmetic, A, C = Rounded(name), randn(8, 8), randn(8, 8, seed=1)
+    results = [arithmetic.gram(A), arithmetic.square(A, beta=0.5), arithmetic.matmul(A, C, alpha=2.0, beta=3.0, C=C)]
+    before = [X.clone() for X in results]
+    for X in (A, C):
+        arithmetic.commuting(7 * X, 3 * X, C=X)
+    assert all(torch.equal(X, old) for X, old in zip(results, before, strict=True))
+    assert len({X.untyped_storage().data_ptr() for X in (A, C, *results)}) == 5
+
+
+@pytest.mark.parametrize("name", ["bf16", "mxfp8_e4m3", "nvfp4"])
+def test_operands_that_are_negated_views_are_what_they_show(name):
+    """The imaginary part of a conjugate is a view with the negative bit set."""
+    A = torch.view_as_complex(randn(8, 8, 2)).conj().imag
+    assert A.is_neg()
+    plain, arithmetic = A.clone().resolve_neg(), Rounded(name)
+    assert torch.equal(arithmetic.matmul(A, A, beta=0.5, C=A), arithmetic.matmul(plain, plain, beta=0.5, C=plain))
+    assert torch.equal(arithmetic.gram(A), arithmetic.gram(plain))
+    assert torch.equal(arithmetic.store(A, A.dtype), arithmetic.store(plain, A.dtype))
+
+
+# --- stored results ---------------------------------------------------------------------------------------------------
+
+
+def same_bits(X, Y):
+    """Whether the numbers are equal, and the signs of the zeros."""
+    return torch.equal(X, Y) and torch.equal(X.signbit(), Y.signbit())
+
+
+@pytest.mark.parametrize("stored", SCALARS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_results_are_stored_in_any_scalar_format_as_a_roundtrip_would(stored, dtype):
+    A, B, C = randn(8, 40, dtype=dtype), randn(40, 9, seed=1, dtype=dtype), randn(8, 9, seed=2, dtype=dtype)
+    for operands in ("mxfp8_e4m3", "bf16"):
+        plain = Rounded(operands, "fp64")
+        for arithmetic in (Rounded(operands, stored), Rounded(operands, formats.get(stored))):
+            found, wide = (each.matmul(A, B, alpha=1e-3, beta=-0.7, C=C) for each in (arithmetic, plain))
+            assert same_bits(found, roundtrip(wide, stored))
+            assert same_bits(arithmetic.gram(A), roundtrip(plain.gram(A), stored))
+            assert same_bits(arithmetic.store(A, dtype), roundtrip(A, stored))
+            assert arithmetic.roundoff(dtype) >= formats.get(stored).unit_roundoff
+
+
+@pytest.mark.parametrize("name", SCALARS)
+def test_results_longer_than_a_piece_are_stored_as_short_ones(name, monkeypatch):
+    A = randn(9, 11) * 2.0 ** torch.arange(-20, 13, 3)
+    for X in (A, A.mT, A.double(), A[:, ::2], A[:0]):
+        whole = Rounded("bf16", name)._result(X.clone())
+        with monkeypatch.context() as patch:
+            patch.setattr(blocks, "PIECE", 7)
+            pieces = Rounded("bf16", name)._result(X.clone())
+        assert same_bits(whole, roundtrip(X, name))
+        assert same_bits(pieces, whole)
+
+
+def test_nan_is_refused_where_results_cannot_hold_it():
+    A = torch.full((2, 2), torch.inf)
+    assert Rounded("bf16", "fp8_e4m3").matmul(A, A - 1).tolist() == [[448.0, 448.0], [448.0, 448.0]]
+    with pytest.raises(ValueError, match="NaN, which e2m1 cannot represent"):
+        Rounded("bf16", "e2m1").matmul(A, torch.zeros(2, 2))
+
+
+# --- formats of your own ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_record_is_as_good_as_its_name(name):
+    record, A, B = formats.get(name), randn(6, 40), randn(40, 5, seed=1)
+    for dtype in (torch.float32, torch.float64):
+        named, own = (Rounded(format).matmul(A.to(dtype), B.to(dtype)) for format in (name, record))
+        assert torch.equal(named, own)
+    assert Rounded(name).roundoff(torch.float32) == Rounded(record).roundoff(torch.float32)
+    assert Rounded(name).kept == Rounded(record).kept
+    assert hash(Rounded(record)) == hash(Rounded(replace(record)))
+
+
+def test_records_of_your_own_are_operands_and_results():
+    e5m3 = Format("e5m3", 5, 3, bias=15, top="finite")
+    A, B = randn(6, 40), randn(40, 5, seed=1)
+    rounded = roundtrip(A, e5m3) @ roundtrip(B, e5m3)
+    assert torch.equal(Rounded(e5m3).matmul(A, B), rounded)
+    assert torch.equal(Rounded(e5m3, e5m3).matmul(A, B), roundtrip(rounded, e5m3))
+    fine = BlockFormat("mxfp8_e4m3_8", formats.FP8_E4M3, 8, formats.E8M0)
+    assert torch.equal(Rounded(fine).matmul(A, B), roundtrip(A, fine, axis=1) @ roundtrip(B, fine, axis=0))
+    narrow = replace(formats.FP32, exponent_bits=5, bias=15)  # no IEEE format that torch has, whatever its name
+    assert Rounded(narrow).kept is None
+
+
+# --- no gradient, no inference tensors --------------------------------------------------------------------------------
+
+
+def results_of(arithmetic, A, C):
+    """Everything that an arithmetic returns for square matrices."""
+    return (
+        arithmetic.norm(A),
+        arithmetic.store(A, A.dtype),
+        arithmetic.gram(A),
+        arithmetic.square(A, alpha=0.5, beta=0.25),
+        arithmetic.commuting(A, A, C=C),
+        arithmetic.matmul(A, A, alpha=2.0, beta=-1.0, C=C),
+        polar.newton_schulz(schedules.get("quintic", 2), arithmetic)(A),
+    )
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("stored", [None, "bf16", "fp8_e4m3"])
+@pytest.mark.parametrize("accumulator", [None, TensorCore(13)])
+def test_no_gradient_runs_through_emulated_products(name, stored, accumulator):
+    A, C, arithmetic = randn(8, 8), randn(8, 8, seed=1), Rounded(name, stored, accumulator=accumulator)
+    expected = results_of(arithmetic, A, C)
+    for left, right in ((True, False), (False, True), (True, True)):
+        found = results_of(arithmetic, A.clone().requires_grad_(left), C.clone().requires_grad_(right))
+        for X, plain in zip(found, expected, strict=True):
+            assert not X.requires_grad
+            assert torch.equal(X, plain)
+    assert not any(memory.requires_grad for memory in arithmetic.scratch.buffers.values())
+    assert not any(X.requires_grad for X in results_of(arithmetic, A, C))
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("first", [True, False])
+def test_inference_mode_may_come_first_or_last(name, first):
+    A, C, arithmetic = randn(8, 8), randn(8, 8, seed=1), Rounded(name, "bf16")
+    expected = results_of(Rounded(name, "bf16"), A, C)
+    for inference in (first, not first, first):
+        with torch.inference_mode(inference):
+            found = results_of(arithmetic, A.clone(), C.clone())
+            assert not any(memory.is_inference() for memory in arithmetic.scratch.buffers.values())
+        assert all(torch.equal(X, plain) for X, plain in zip(found, expected, strict=True))
+
+
+def test_operands_made_in_inference_mode_can_be_multiplied_outside():
+    with torch.inference_mode():
+        A = randn(8, 40)
+    for name in KINDS:
+        assert torch.equal(Rounded(name).gram(A), Rounded(name).gram(randn(8, 40)))
+
+
 # --- accumulation -----------------------------------------------------------------------------------------------------
 
 
@@ -113,6 +259,36 @@ def test_a_tensor_core_truncates_each_product_of_a_group_to_the_largest():
     assert TensorCore(25).product(A, B).item() == 1.0 + 2.0**-14 * 63 / 64
     assert TensorCore(13, group=1).product(A, B).item() == 1.0
     assert TensorCore(13).product(torch.zeros(1, 4), torch.ones(4, 1)).item() == 0.0
+
+
+def test_sums_have_the_digits_of_the_operands():
+    """1 + 2^-40 - 1: kept where fp64 operands are summed in float64, lost where narrower ones are in float32."""
+    A, B = torch.tensor([[1.0, 2.0**-40, -1.0]], dtype=torch.float64), torch.ones(3, 1, dtype=torch.float64)
+    assert Rounded("fp64").matmul(A, B).item() == Rounded(formats.FP64).matmul(A, B).item() == 2.0**-40
+    assert Rounded("fp64").matmul(A.float(), B.float()).item() == 2.0**-40
+    for name in KINDS[1:]:
+        assert Rounded(name).summed == Wide(torch.float32)
+    assert Rounded("fp32").matmul(A, B).item() == 0.0
+    assert Rounded("fp64", accumulator=Wide(torch.float32)).matmul(A, B).item() == 0.0
+    assert Rounded("fp32", accumulator=Wide(torch.float64)).matmul(A, B).item() == 2.0**-40
+    X, Y = randn(5, 70, dtype=torch.float64), randn(70, 6, seed=1, dtype=torch.float64)
+    assert torch.equal(Rounded("fp64").matmul(X, Y), X @ Y)
+
+
+def test_values_are_compared_printed_and_copied_by_what_they_were_made_of():
+    arithmetic = Rounded("mxfp8_e4m3", "bf16", "floor", TensorCore(13))
+    X = arithmetic.gram(randn(8, 40))  # fills memory and caches, which are no part of the value
+    for other in (copy.copy(arithmetic), copy.deepcopy(arithmetic), pickle.loads(pickle.dumps(arithmetic))):
+        assert (other, hash(other), repr(other)) == (arithmetic, hash(arithmetic), repr(arithmetic))
+        assert torch.equal(other.gram(randn(8, 40)), X)
+    assert "kept" not in repr(arithmetic)
+    assert repr(Rounded("bf16")) == "Rounded(operands='bf16', stored=None, scale_mode='rceil', accumulator=None)"
+    assert eval(repr(arithmetic)) == arithmetic
+    half = Rounded("bf16")
+    half.gram(randn(8, 40))
+    wide = replace(half, operands="fp64")
+    assert (wide.summed, wide.kept) == (Wide(torch.float64), formats.FP64)
+    assert Rounded("bf16") != Rounded("bf16", accumulator=TensorCore())
 
 
 # --- the same engine --------------------------------------------------------------------------------------------------
@@ -164,14 +340,67 @@ def test_polar_express_escapes_under_mxfp8_and_taylor_does_not():
     assert float(torch.linalg.svdvals(X.double()).max()) < 1.2
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("mxfp8_e4m4",), "unknown format 'mxfp8_e4m4': did you mean 'mxfp8_e4m3'"),
-        (("bf16", "e4m3"), "results can be stored in fp64, fp32, bf16, fp16, not in 'e4m3'"),
+        (("bf16", "e4m3"), "unknown format 'e4m3': did you mean 'fp8_e4m3'"),
+        (("bf16", "mxfp8_e4m3"), "stored must be a scalar format, since blocks would need an axis, got 'mxfp8_e4m3'"),
+        (("bf16", formats.NVFP4), "stored must be a scalar format, since blocks would need an axis, got 'nvfp4'"),
+        (("bf16", "e8m0"), "e8m0 is a format for scales: it has no sign and no zero"),
+        (("e8m0",), "e8m0 is a format for scales: it has no sign and no zero"),
+        ((formats.E8M0,), "e8m0 is a format for scales"),
+        ((None,), "a format must be a name of formats.known, a Format or a BlockFormat, not None"),
+        (("bf16", 8), "a format must be a name of formats.known, a Format or a BlockFormat, not 8"),
         (("bf16", None, "rceill"), "unknown scale mode 'rceill': did you mean 'rceil'"),
+        (("bf16", None, "rceil", "fp64"), r"a value with a product, such as Wide\(\), not 'fp64'"),
+        (("bf16", None, "rceil", Wide), r"a value with a product, such as Wide\(\), not <class"),
     ],
 )
 def test_bad_policies_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         Rounded(*arguments)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("arguments", [(0,), (-3,), (13, 0), (13, -1), (13.5,), ("13",)])
+def test_bad_tensor_cores_are_refused(arguments):
+    with pytest.raises(ValueError, match="bits and group of a tensor core must be integers of at least 1, not"):
+        TensorCore(*arguments)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("dtype", [torch.int32, torch.complex64, torch.bfloat16, "float32"])
+def test_sums_in_other_dtypes_are_refused(dtype):
+    with pytest.raises(ValueError, match=r"products are summed in torch\.float32 or torch\.float64, not in"):
+        Wide(dtype)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("name", ["bf16", "fp32", "mxfp8_e4m3", "nvfp4", "int8"])
+@pytest.mark.parametrize(
+    ("bad", "given"),
+    [
+        (torch.ones(4, 4, dtype=torch.int32), r"torch.int32 of shape \(4, 4\)"),
+        (torch.ones(4, 4, dtype=torch.bool), "torch.bool"),
+        (torch.ones(4, 4, dtype=torch.complex64), "torch.complex64"),
+        (torch.ones(4, 4).to(torch.float8_e4m3fn), "torch.float8_e4m3fn"),
+        (torch.ones(4), r"torch.float32 of shape \(4,\)"),
+        (torch.tensor(1.0), r"torch.float32 of shape \(\)"),
+        (np.ones((4, 4)), "of type ndarray"),
+    ],
+)
+def test_what_is_no_matrix_is_refused(name, bad, given):
+    arithmetic, good = Rounded(name), torch.ones(4, 4)
+    for call in (
+        lambda: arithmetic.gram(bad),
+        lambda: arithmetic.square(bad),
+        lambda: arithmetic.store(bad, torch.float32),
+        lambda: arithmetic.matmul(bad, good),
+        lambda: arithmetic.matmul(good, bad),
+        lambda: arithmetic.matmul(good, good, beta=1.0, C=bad),
+        lambda: arithmetic.commuting(good, good, beta=1.0, C=bad),
+    ):
+        with pytest.raises(ValueError, match=f"a matrix must have at least 2 axes and be .* but this one is {given}"):
+            call()

@@ -20,7 +20,9 @@ def commuting(*batch, m):
     return A, (A2 + A2.mT) / 2 + A, A
 
 
-@pytest.mark.parametrize("policy", [Exact(), Symmetric(edge=5), Symmetric(edge=100), Rounded("fp64", accumulator=Wide(torch.float64))])
+@pytest.mark.parametrize(
+    "policy", [Exact(), Symmetric(edge=5), Symmetric(edge=100), Rounded("fp64", accumulator=Wide(torch.float64))]
+)
 @pytest.mark.parametrize("m", [1, 4, 12, 17])
 @pytest.mark.parametrize("batch", [(), (3,), (0,)])
 def test_symmetric_results_are_the_products(policy, m, batch):
