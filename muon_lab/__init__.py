@@ -10,8 +10,20 @@ from typing import TYPE_CHECKING
 from muon_lab import lazy
 
 if TYPE_CHECKING:
-    from muon_lab import arithmetic, figures, measure, oracle, parallel, polar, problems, studies, sweep
+    from muon_lab import arithmetic, eigen, figures, measure, optim, oracle, parallel, polar, problems, studies, sweep
 
 __version__ = "0.1.0"
-__all__ = ["arithmetic", "figures", "measure", "oracle", "parallel", "polar", "problems", "studies", "sweep"]
+__all__ = [
+    "arithmetic",
+    "eigen",
+    "figures",
+    "measure",
+    "optim",
+    "oracle",
+    "parallel",
+    "polar",
+    "problems",
+    "studies",
+    "sweep",
+]
 __getattr__, __dir__ = lazy.attach(__name__, {name: name for name in __all__})

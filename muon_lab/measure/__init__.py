@@ -1,5 +1,5 @@
 """Distances to the truth. Imports nothing that it judges."""
 
-from muon_lab.measure import bounds, certificate, polar
+from muon_lab.measure import bounds, certificate, eigen, polar
 
-__all__ = ["bounds", "certificate", "polar"]
+__all__ = ["bounds", "certificate", "eigen", "polar"]
