@@ -24,6 +24,7 @@ from typing import Any, Literal
 import numpy as np
 
 from muon_lab.nearest import unknown
+from muon_lab.polar import tuned
 
 Coefficients = tuple[float, float, float]
 Past = Literal["repeat_last", "cycle", "refuse"]
@@ -539,6 +540,20 @@ def circulating() -> tuple[str, ...]:
     return tuple(schedule.name for schedule in _CIRCULATING)
 
 
+def tuned_names() -> tuple[str, ...]:
+    """Return the names of schedules tuned by measurement to products with MXFP8 operands (see `tuned`).
+
+    Examples
+    --------
+    >>> tuned_names()
+    ('mxfp8_flat', 'mxfp8_graded', 'mxfp8_gradient')
+    >>> get("mxfp8_graded", 7)
+    Traceback (most recent call last):
+    ValueError: schedule 'mxfp8_graded' is tuned for 5, 6, 8 steps, and not for 7
+    """
+    return tuple(tuned.TABLES)
+
+
 def design(text: str, steps: int | None = None) -> Design:
     """Read the name of a designed schedule.
 
@@ -603,11 +618,24 @@ def _found(name: str, steps: int | None) -> Schedule:
         from muon_lab.polar import minimax  # mpmath, which nothing else here needs
 
         return minimax.schedule(design(name, steps))
+    if name in tuned.TABLES:
+        return _tuned(name, steps)
     if name not in _BY_NAME:
-        raise unknown("schedule", name, (*_BY_NAME, _DESIGNED))
+        raise unknown("schedule", name, (*_BY_NAME, *tuned.TABLES, _DESIGNED))
     if steps is None or isinstance(steps, int):
         return _with_steps(name, steps)
     return replace(_BY_NAME[name], steps=steps)  # which says what is wrong with it
+
+
+@lru_cache(typed=True)
+def _tuned(name: str, steps: int | None) -> Schedule:
+    """Return a schedule tuned to MXFP8; there is one for some numbers of steps alone."""
+    tables = tuned.TABLES[name]
+    count = min(tables) if steps is None else steps
+    if count not in tables:
+        lengths = ", ".join(map(str, tables))
+        raise ValueError(f"schedule {name!r} is tuned for {lengths} steps, and not for {steps}")
+    return Schedule(name, tables[count], count, "refuse", tuned.INTERVALS[name], tuned.SOURCES[name])
 
 
 @lru_cache(typed=True)  # a schedule keeps what it found out about itself, and a sweep asks for it at every case
@@ -622,7 +650,7 @@ def get(name: str, steps: int | None = None) -> Schedule:
     Parameters
     ----------
     name : str
-        One of `known` or `circulating`, or a design such as ``minimax(lower=1e-3)`` (see `design`).
+        One of `known`, `circulating` or `tuned_names`, or a design such as ``minimax(lower=1e-3)`` (see `design`).
     steps : int, optional
         How many polynomials to apply; the source's own number by default, 5 for a design. Past the table the source's
         rule applies; a design is made for its steps, so it has no past.

@@ -19,7 +19,16 @@ from muon_lab.nearest import unknown
 from muon_lab.studies.study import Study
 
 #: The studies by name, in the order in which they are listed.
-NAMES = ("orthogonalization", "blockwise", "stability", "schedules", "speed", "emulation")
+NAMES = (
+    "orthogonalization",
+    "blockwise",
+    "stability",
+    "schedules",
+    "designs",
+    "speed",
+    "work_precision",
+    "emulation",
+)
 
 __all__ = ["NAMES", "Study", "get"]
 

@@ -8,7 +8,8 @@ beginning. SCHEDULE is anything that `polar.schedules.get` takes.
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from muon_lab.polar import Orthogonalizer
+    from muon_lab import polar
+    from muon_lab.polar import Direct, Orthogonalizer
 
 #: Methods that give the exact polar factor, to rounding.
 EXACT = ("svd", "qdwh", "newton", "halley", "gram_eigh")
@@ -77,17 +79,15 @@ def parse(method: str, steps: int | None) -> Method:
     ('gram', (2, 3), 'aol', 1, 4)
     """
     *prefixes, name = method.split(":")
-    found = Method(schedules.get(name, steps))
+    given: dict[str, dict[str, Any]] = {}
     for prefix in prefixes:
-        form, at, positions = prefix.partition("@")
-        start, minus, count = prefix.partition("-")
-        if form in FORMS and (form == "gram" or not at) and (not at or re.fullmatch(r"none|\d+(,\d+)*", positions)):
-            given = () if positions == "none" else tuple(int(one) for one in positions.split(",")) if at else None
-            found = replace(found, form=form, restarts=given)
-        elif start in STARTS and (not minus or count.isdecimal()):
-            found = replace(found, start=start, drop=int(count or 0))
-        else:
-            raise unknown("form or start", prefix, (*FORMS, *STARTS))
+        kind, values = _prefix(prefix)
+        if kind in given or (kind, *given) == ("form", "start"):
+            raise ValueError(
+                f"method {method!r} must be written [FORM:][START[-DROP]:]SCHEDULE, each part at most once"
+            )
+        given[kind] = values
+    found = Method(schedules.get(name, steps), **given.get("form", {}), **given.get("start", {}))
     if found.start != "frobenius" and found.form == "auto":
         raise ValueError(f"method {method!r}: the form is chosen for matrices divided by their Frobenius norm")
     schedule = found.schedule
@@ -100,6 +100,20 @@ def parse(method: str, steps: int | None) -> Method:
         if not 1 <= position < schedule.steps:
             raise ValueError(f"method {method!r} restarts before step {position}: there are 1 to {schedule.steps - 1}")
     return replace(found, schedule=schedule)
+
+
+def _prefix(text: str) -> tuple[str, dict[str, Any]]:
+    """Read one part before a schedule: whether it is a form or a start, and what it says."""
+    form, at, positions = text.partition("@")
+    if form in FORMS and not at:
+        return "form", {"form": form}
+    if form == "gram" and re.fullmatch(r"none|\d+(,\d+)*", positions):
+        restarts = () if positions == "none" else tuple(int(one) for one in positions.split(","))
+        return "form", {"form": form, "restarts": restarts}
+    start, minus, count = text.partition("-")
+    if start in STARTS and (not minus or count.isdecimal()):
+        return "start", {"start": start, "drop": int(count or 0)}
+    raise unknown("form or start", text, (*FORMS, *STARTS))
 
 
 def settle(method: str, steps: int) -> int | None:
@@ -159,7 +173,8 @@ def build(method: str, steps: int | None, dtype: str, roundoff: float = 0.0) -> 
     if method not in EXACT:
         found, arithmetic = parse(method, steps), Exact(dtype_named(dtype))
         if found.form == "auto":
-            return lambda G: polar.auto(G.shape, arithmetic=arithmetic, schedule=found.schedule, dtype=G.dtype)(G)
+            choose = lru_cache(lambda *shape: _chosen(found, dtype, shape))  # once a shape, as an optimizer would
+            return lambda G: choose(*G.shape)(G)
         if found.form == "gram":
             return polar.gram_newton_schulz(found.schedule, arithmetic, found.restarts, found.start)
         return polar.newton_schulz(found.schedule, arithmetic, found.start)
@@ -167,7 +182,7 @@ def build(method: str, steps: int | None, dtype: str, roundoff: float = 0.0) -> 
     return lambda G: exact(cast(G, dtype)).to(G.dtype)
 
 
-def direct(method: str, dtype: str, roundoff: float | None) -> "Orthogonalizer":
+def direct(method: str, dtype: str, roundoff: float | None) -> "Direct":
     """Return an exact method that computes in a dtype, at least float32 (`svd` and `gram_eigh`: float64)."""
     from muon_lab import polar
 
@@ -199,22 +214,34 @@ def image(method: str, steps: int | None, G: np.ndarray, U: np.ndarray) -> np.nd
     return oracle.singular_value_map(G, mapped)
 
 
-def work(method: str, steps: int | None, rows: int, cols: int) -> float | None:
-    """Return the flops of a polynomial method with general products; None for an exact method."""
+def work(method: str, steps: int | None, rows: int, cols: int, dtype: str = "float32") -> float | None:
+    """Return the flops of a polynomial method that keeps its numbers in a dtype; None for an exact method.
+
+    Products are general ones, except for `auto`, which halves those with a symmetric result.
+    """
     if method in EXACT:
         return None
     found = parse(method, steps)
     if found.form == "plain":
         return flops.plain(found.schedule.coefficients, rows, cols)
     if found.form == "auto":
-        from muon_lab import polar
-
-        return polar.auto((rows, cols), schedule=found.schedule).flops
-    return flops.gram(found.schedule.coefficients, rows, cols, positions(found, rows, cols))
+        return _chosen(found, dtype, (rows, cols)).flops
+    return flops.gram(found.schedule.coefficients, rows, cols, positions(found, rows, cols, dtype))
 
 
-def positions(found: Method, rows: int, cols: int) -> tuple[int, ...]:
-    """Return the restarts of a Gram form in float32."""
+def positions(found: Method, rows: int, cols: int, dtype: str = "float32") -> tuple[int, ...]:
+    """Return the restarts of a Gram form that keeps its numbers in a dtype."""
+    if found.restarts is not None:
+        return found.restarts
+    from muon_lab.measure import bounds
     from muon_lab.polar import restarts
 
-    return restarts.fewest(found.schedule, 2.0**-24, min(rows, cols)) if found.restarts is None else found.restarts
+    return restarts.fewest(found.schedule, bounds.unit_roundoff(dtype), min(rows, cols))
+
+
+def _chosen(found: Method, dtype: str, shape: tuple[int, ...]) -> "polar.Choice":
+    """Return what `auto` stands for at a shape."""
+    from muon_lab import polar
+    from muon_lab.arithmetic import Exact
+
+    return polar.auto(shape, arithmetic=Exact(dtype_named(dtype)), schedule=found.schedule)
