@@ -1,14 +1,16 @@
 """Words in a figure: names at the ends of curves, kept apart, and the note on what isn't shown."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
+from matplotlib.textpath import TextPath
 
 from muon_lab.figures import style
 
@@ -78,11 +80,33 @@ def name_ends(axes: Axes, ends: Sequence[End]) -> None:
 
 
 def legend(figure: Figure, entries: Mapping[str, Line2D], columns: int) -> None:
-    """Write a legend above the panels; from its second line on it makes the figure higher instead of the panels low."""
-    columns = min(columns, len(entries))
+    """Write a legend above the panels, in so many columns at most and no wider than the figure.
+
+    From its second line on it makes the figure higher instead of the panels low.
+    """
+    room = 72 * figure.get_figwidth()
+    columns = next(
+        count for count in range(min(columns, len(entries)), 0, -1) if count == 1 or _fits(entries, count, room)
+    )
     lines = math.ceil(len(entries) / columns)
     figure.set_figheight(figure.get_figheight() + LINE * (lines - 1))
     figure.legend(list(entries.values()), list(entries), loc="outside upper center", ncols=columns)
+
+
+def _fits(names: Iterable[str], columns: int, room: float) -> bool:
+    """Say whether a legend of so many columns, filled one after another, takes no more than so many points."""
+    em = rcParams["legend.fontsize"]
+    widest = [max(map(_width, column)) for column in np.array_split(list(names), columns)]
+    handles = columns * (rcParams["legend.handlelength"] + rcParams["legend.handletextpad"])
+    edges = 2 * (rcParams["legend.borderpad"] + rcParams["legend.borderaxespad"])
+    gaps = (columns - 1) * rcParams["legend.columnspacing"] + edges
+    return bool(sum(widest) + em * (handles + gaps) <= room)
+
+
+def _width(text: str) -> float:
+    """Return the width of a text of a legend in points."""
+    font = FontProperties(family=rcParams["font.family"])
+    return float(TextPath((0.0, 0.0), text, size=rcParams["legend.fontsize"], prop=font).get_extents().width)
 
 
 def note(figure: Figure, text: str) -> None:

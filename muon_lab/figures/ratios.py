@@ -29,7 +29,7 @@ def speed(table: pl.DataFrame) -> Figure:
     metrics = ("ratio", "ratio_low", "ratio_high")
     rows, note = summaries.shown(table, ("shape", "threads", "dtype", "method", "steps", "peer", "repeats"), metrics)
     words = [name for name in WORDS if summaries.several(rows, name)]
-    shapes = sorted(rows["shape"].unique(), key=_size)
+    shapes = sorted(rows["shape"].unique(), key=size)
     candidates = _candidates(rows, words)
     across, down = min(ACROSS, len(shapes)), math.ceil(len(shapes) / ACROSS)
     width = style.SINGLE + (style.DOUBLE - style.SINGLE) * (across - 1) / (ACROSS - 1)
@@ -62,7 +62,14 @@ def emulation(table: pl.DataFrame) -> Figure:
     )
 
 
-def _size(shape: str) -> tuple[int, str]:
+def size(shape: str) -> tuple[int, str]:
+    """Return what shapes are sorted by: the number of entries.
+
+    Examples
+    --------
+    >>> sorted(["512x64", "64x64"], key=size)
+    ['64x64', '512x64']
+    """
     return math.prod(int(side) for side in shape.split("x")), shape
 
 

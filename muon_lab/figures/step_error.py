@@ -122,9 +122,14 @@ def _curve(axes: Axes, panel: Panel, method: str, counts: Sequence[int]) -> None
             x, found = [counts[0], counts[-1]], pl.concat([found, found])
         else:
             x = found["steps"].to_list()
-            look |= {"marker": style.marker(panel.dtype), "markersize": 2.5} if name == WHOLE else {}
+            look |= _dots(panel.dtype, method) if name == WHOLE else {}
         axes.plot(x, found["median"], label=f"{method} {name}", **look)
         axes.fill_between(x, found["low"], found["high"], color=colour, alpha=0.15, linewidth=0)
+
+
+def _dots(dtype: str, method: str) -> style.Look:
+    """Return the markers of a curve: the form of a method shows inside, as lines tell the parts of the distance."""
+    return {"marker": style.marker(dtype), "markersize": 2.5, "markerfacecolor": style.face(method)}
 
 
 def _rungs(axes: Axes, panel: Panel, methods: Sequence[str]) -> None:
@@ -145,7 +150,14 @@ def _rungs(axes: Axes, panel: Panel, methods: Sequence[str]) -> None:
 def _legend(figure: Figure, rows: pl.DataFrame, parts: dict[str, style.Look]) -> None:
     """Name methods by colour, for the rows given, and the parts of the distance by line or marker."""
     entries = {
-        method: Line2D([], [], color=style.colour(method), linewidth=2.5) for method in style.in_order(rows["method"])
+        method: Line2D([], [], color=style.colour(method), linewidth=2.5, **_inside(method))
+        for method in style.in_order(rows["method"])
     }
     entries |= {name: Line2D([], [], color=style.GREY, **look) for name, look in parts.items()}
     labels.legend(figure, entries, columns=3 if figure.get_figwidth() < style.DOUBLE else 8)
+
+
+def _inside(method: str) -> style.Look:
+    """Return a dot that shows the form of a method on its line of the legend; a plain loop needs none."""
+    inside = style.face(method)
+    return {} if inside == style.colour(method) else {"marker": "o", "markersize": 4.0, "markerfacecolor": inside}

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -45,9 +46,14 @@ HOUSE: dict[Any, Any] = {
 }
 
 #: Okabe and Ito's palette (https://jfly.uni-koeln.de/color/) without its yellow, which white paper swallows; then, as
-#: there are more methods than colours, three of Tol's muted scheme (https://sronpersonalpages.nl/~pault/).
+#: there are more methods than colours, three of Tol's muted scheme (https://sronpersonalpages.nl/~pault/), and hues
+#: between them for exact methods and for designs.
 METHODS = {
     "svd": "#000000",
+    "qdwh": "#b2182b",
+    "newton": "#8b5a2b",
+    "halley": "#e6007e",
+    "gram_eigh": "#1b6f78",
     "simple": "#d55e00",
     "quintic": "#0072b2",
     "polar_express": "#009e73",
@@ -57,6 +63,7 @@ METHODS = {
     "cubic5": "#882255",
     "cubic": "#8c8c8c",
     "taylor": "#999933",
+    "minimax": "#7a3fb0",
 }
 
 #: Tol's dark colours, for the names that nobody has given one.
@@ -82,6 +89,16 @@ FORMATS = {
 #: Dashes where a method begins as another one does, so that the other one shows through.
 _DASHES = {"deepseekv4": (0, (2.2, 1.6))}
 
+#: How a form of a schedule is told from the plain loop: dashes, and how far its markers are filled. Every form applies
+#: the same polynomial, so it keeps the schedule's colour.
+_FORMS = {"plain": ("-", 1.0), "gram": ((0, (4, 1.5)), 0.0), "auto": ((0, (1, 1.2)), 0.45)}
+
+#: How far the colour of a schedule is kept where the matrix is divided by another norm than Frobenius'.
+_STARTS = {"frobenius": 1.0, "spectral": 0.85, "schatten4": 0.7, "aol": 0.5}
+
+#: The lower bound, as a power of ten, at which a design has its full colour: one that reaches less deep is lighter.
+_DEEPEST = -4
+
 #: One marker a number format.
 MARKERS = {"float64": "o", "float32": "s", "bfloat16": "^", "float16": "v", "tf32": "P", "mxfp8_e4m3": "D"}
 _OTHER_MARKER = "X"
@@ -104,17 +121,44 @@ def house() -> Iterator[None]:
         yield
 
 
-def colour(method: str) -> str:
-    """Return the colour of a method, the same in every figure; that of an unknown name depends on the name alone.
+def schedule(method: str) -> str:
+    """Return the family of what a method applies: its name without form and start, `minimax` for every design.
 
     Examples
     --------
-    >>> colour("quintic")
-    '#0072b2'
+    >>> schedule("gram@2,3:aol-1:quintic"), schedule("auto:minimax(lower=1e-3)"), schedule("svd")
+    ('quintic', 'minimax', 'svd')
+    """
+    name = method.rpartition(":")[2]
+    return "minimax" if name.startswith("minimax(") else name
+
+
+def colour(method: str) -> str:
+    """Return the colour of a method, the same in every figure; that of an unknown name depends on the name alone.
+
+    A method has the colour of its schedule: lighter where it starts in another way, and lighter for a design that
+    reaches less deep.
+
+    Examples
+    --------
+    >>> colour("quintic") == colour("gram@2:quintic") == "#0072b2"
+    True
     >>> colour("my_schedule") == colour("my_schedule") != colour("quintic")
     True
+    >>> colour("schatten4-1:quintic"), colour("minimax(lower=1e-2)")
+    ('#4d9cc9', '#af8cd0')
     """
-    return METHODS.get(method) or _other(method)
+    *prefixes, name = method.split(":")
+    strength = math.prod(_STARTS.get(prefix.partition("-")[0], 1.0) for prefix in prefixes)
+    family = schedule(name)
+    shade = METHODS.get(family) or _other(family)
+    return tint(shade, strength * _depth(name)) if strength * _depth(name) < 1 else shade
+
+
+def _depth(name: str) -> float:
+    """Return how far a design keeps its colour: 0.4 for a lower bound of 0.1, 1 for 1e-4."""
+    lower = re.search(r"\blower\s*=\s*([-+.\de]+)", name) if name.startswith("minimax(") else None
+    return 1.0 if lower is None else min(1.0, max(0.3, (1 - math.log10(float(lower[1]))) / (1 - _DEEPEST)))
 
 
 def format_colour(name: str) -> str:
@@ -135,8 +179,32 @@ def _other(name: str) -> str:
 
 
 def dashes(method: str) -> Dashes:
-    """Return the line style of a method."""
-    return _DASHES.get(method, "-")
+    """Return the line style of a method.
+
+    Examples
+    --------
+    >>> dashes("quintic"), dashes("gram@3:quintic")
+    ('-', (0, (4, 1.5)))
+    """
+    form = _form(method)
+    return _DASHES.get(method, "-") if form == "plain" else _FORMS[form][0]
+
+
+def face(method: str) -> str:
+    """Return the colour inside a marker of a method: its own in the plain loop, white or light in another form.
+
+    Examples
+    --------
+    >>> face("quintic") == colour("quintic"), face("gram:quintic")
+    (True, '#ffffff')
+    """
+    filled = _FORMS[_form(method)][1]
+    return colour(method) if filled == 1 else tint(colour(method), filled)
+
+
+def _form(method: str) -> str:
+    form = method.partition(":")[0].partition("@")[0]
+    return form if ":" in method and form in _FORMS else "plain"
 
 
 def marker(dtype: str) -> str:
@@ -163,17 +231,17 @@ def tint(shade: str, strength: float) -> str:
 
 
 def in_order(names: Iterable[str], known: Iterable[str] = METHODS) -> list[str]:
-    """Sort names as `METHODS` (or `MARKERS`) has them; unknown ones follow by alphabet.
+    """Sort names as `METHODS` (or `MARKERS`) has them; unknown ones follow by alphabet, variants follow their schedule.
 
     Examples
     --------
-    >>> in_order(["mine", "quintic", "svd", "svd"])
-    ['svd', 'quintic', 'mine']
+    >>> in_order(["mine", "quintic", "svd", "svd", "cans", "auto:quintic"])
+    ['svd', 'quintic', 'auto:quintic', 'cans', 'mine']
     >>> in_order(["bfloat16", "float64"], MARKERS)
     ['float64', 'bfloat16']
     """
     rank = {name: index for index, name in enumerate(known)}
-    return sorted(set(names), key=lambda name: (rank.get(name, len(rank)), name))
+    return sorted(set(names), key=lambda name: (rank.get(schedule(name), len(rank)), schedule(name), ":" in name, name))
 
 
 def ticks(

@@ -1,12 +1,13 @@
 """Many matrices at once: those of one shape in one batch, so that a small product costs no more than its flops."""
 
+import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from muon_lab.polar.engine import Orthogonalizer, check
+from muon_lab.polar.engine import Orthogonalizer, check, not_finite
 
 #: On a CPU a matrix with more entries goes alone: its products run at full rate by themselves, in a batch a bit below.
 ALONE = 2**14
@@ -27,7 +28,8 @@ def together(
     Parameters
     ----------
     choose : callable
-        From a shape to the orthogonalizer for it, such as ``lambda shape: polar.auto(shape, 5)``; asked once a shape.
+        From a shape to the orthogonalizer for it, such as ``lambda shape: polar.auto(shape, 5)``; asked once for every
+        shape, dtype and device.
     matrices : sequence of tensor
         Of any shapes ``(*batch, m, n)``. Matrices of one shape, dtype and device are stacked.
     alone : int, optional
@@ -43,7 +45,7 @@ def together(
     Raises
     ------
     ValueError
-        As `newton_schulz`, for the first matrix that cannot be orthogonalized.
+        As `newton_schulz`, for the first matrix that cannot be orthogonalized; the message says which one it is.
 
     Examples
     --------
@@ -54,7 +56,8 @@ def together(
     """
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for index, G in enumerate(matrices):
-        check(G)
+        with _named(matrices, [index]):
+            check(G)
         groups[tuple(G.shape), G.dtype, G.device].append(index)
     found: dict[int, Tensor] = {}
     for (shape, *_), indices in groups.items():
@@ -62,12 +65,29 @@ def together(
         size = _batch(matrices[indices[0]], alone, entries)
         for first in range(0, len(indices), size):
             part = indices[first : first + size]
-            if len(part) == 1:
-                found[part[0]] = orthogonalize(matrices[part[0]])
-            else:
-                results = orthogonalize(torch.stack([matrices[index] for index in part]))
-                found.update(zip(part, results.unbind(), strict=True))
+            with _named(matrices, part):
+                found.update(zip(part, _orthogonalized(orthogonalize, [matrices[i] for i in part]), strict=True))
     return [found[index] for index in range(len(matrices))]
+
+
+def _orthogonalized(orthogonalize: Orthogonalizer, equal: list[Tensor]) -> Sequence[Tensor]:
+    """Return the factors of matrices of one shape; one alone is not stacked, which would copy it."""
+    return [orthogonalize(equal[0])] if len(equal) == 1 else orthogonalize(torch.stack(equal)).unbind()
+
+
+@contextlib.contextmanager
+def _named(matrices: Sequence[Tensor], part: Sequence[int]) -> Iterator[None]:
+    """Say in an error for some of the matrices which one it is about."""
+    try:
+        yield
+    except ValueError as error:
+        bad = part[0]
+        if len(part) > 1:
+            bad = next((index for index in part if not torch.isfinite(matrices[index]).all()), -1)
+        if bad < 0:
+            raise
+        what = not_finite(matrices[bad]) if len(part) > 1 else error
+        raise ValueError(f"matrix {bad} (of {len(matrices)}, counted from 0): {what}") from error
 
 
 def _batch(G: Tensor, alone: int | None, entries: int) -> int:

@@ -11,7 +11,9 @@ end is the safety factor, its lower end the cushion, its centre the lower bound)
 
 import contextlib
 import math
-from collections.abc import Iterator
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import product
@@ -28,6 +30,9 @@ CHAINED = 5e-3
 
 #: A table whose numbers have more decimals than this is printed in full precision.
 MOST_DECIMALS = 8
+
+#: Digits that a float64 solver leaves in a step whose interval is not yet narrow: what agrees to as many does follow.
+SOLVED = 13
 
 #: Relative deviation up to which computed numbers count as the printed ones, some digits aside.
 FOUND = 1e-3
@@ -356,3 +361,82 @@ def _agreement(table: tuple[Coefficients, ...], design: Design) -> tuple[int, fl
     ]
     units = [(x, *_deviation(x, y, design.decimals)) for x, y in pairs]
     return sum(abs(off) <= 0.5 for _, _, off in units), max(abs(off * unit / x) for x, unit, off in units)
+
+
+# --- to read ----------------------------------------------------------------------------------------------------------
+
+
+def text(names: Sequence[str] = ()) -> str:
+    """Return what is known of tables, as text: parameters, how far they give the numbers, where these come from.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Schedules; all of `schedules.known` and `schedules.circulating` by default.
+
+    Raises
+    ------
+    ValueError
+        For an unknown schedule.
+
+    Examples
+    --------
+    >>> print(text(["cans"]))
+    table  steps  worst error  numbers that follow  common digits
+    cans       5         0.12             15 of 15              4
+    <BLANKLINE>
+    cans: minimax(lower=0.001,decimals=4)
+      Grishina et al., Chebyshev-type polynomials, CANS (arXiv 2506.10935), as shipped by Emerging-Optimizers
+    """
+    chosen = [schedules.get(name) for name in names or (*schedules.known(), *schedules.circulating())]
+    compared: dict[str, list[dict[str, Any]]] = {
+        schedule.name: [*map(dict, _compared(schedule))] for schedule in chosen if schedule.design
+    }
+    head = ("table", "steps", "worst error", "numbers that follow", "common digits")
+    parts = [_aligned([head, *(_line(schedule, compared.get(schedule.name, [])) for schedule in chosen)])]
+    parts += [_told(schedule) for schedule in chosen]
+    wrong = [row for found in compared.values() for row in found if not row["follows"] and row["digits"] < SOLVED]
+    if wrong:
+        columns = ("schedule", "row", "coefficient", "printed", "computed", "digits")
+        cells = [[str(row[column]) for column in columns] for row in wrong]
+        parts.append(_aligned([("does not follow", *columns[1:]), *cells]))
+    return "\n\n".join(parts)
+
+
+def _line(schedule: Schedule, compared: list[dict[str, Any]]) -> tuple[str, ...]:
+    if schedule.design is None:
+        return (schedule.name, str(schedule.steps), "", "", "")
+    follow = f"{sum(row['follows'] for row in compared)} of {len(compared)}"
+    digits = min(row["digits"] for row in compared)
+    return (schedule.name, str(schedule.steps), f"{schedule.design.worst:.2g}", follow, str(digits))
+
+
+def _told(schedule: Schedule) -> str:
+    """Return the parameters of a table, or why it has none, and its source."""
+    told = schedule.design.name if schedule.design else explain(schedule).verdict
+    source = textwrap.fill(schedule.source, 116, break_on_hyphens=False)
+    return f"{schedule.name}: {told}\n{textwrap.indent(source, '  ')}"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows as lines, the first column left and the others right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *others in rows:
+        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print what is known of the tables that are named, or of all; return the exit status, 2 for an unknown name."""
+    try:
+        print(text(sys.argv[1:] if arguments is None else arguments))
+    except ValueError as error:
+        print(f"muon_lab.polar.provenance: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -120,8 +120,8 @@ def settle(method: str, steps: int) -> int | None:
     """Check a method and its number of steps; None where steps do not matter. Raises ``ValueError``."""
     if method in EXACT:
         return None
-    if ":" not in method and "(" not in method and method not in (*known(), *schedules.circulating()):
-        raise unknown("method", method, (*known(), *schedules.circulating()))
+    if ":" not in method and "(" not in method and method not in (*known(), *schedules.circulating(), *schedules.tuned_names()):
+        raise unknown("method", method, (*known(), *schedules.circulating(), *schedules.tuned_names()))
     found = parse(method, steps)
     return found.schedule.steps + found.drop
 

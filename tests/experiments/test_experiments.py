@@ -12,6 +12,10 @@ from muon_lab.sweep.executors import run_case
 FOLDERS = sorted(path.parent for path in (Path(__file__).parent.parent.parent / "experiments").glob("*/sweep.toml"))
 
 
+#: What the study orthogonalization says of a matrix and a schedule, whatever the dtype.
+EXACT = ("truncation", "condition", "rank")
+
+
 @pytest.fixture(params=FOLDERS, ids=lambda path: path.name)
 def folder(request):
     return request.param
@@ -42,7 +46,8 @@ def test_a_few_cases_measured_again_give_the_same_numbers(folder):
     """Bits differ between processors: condition times roundoff, 1e-6 here, is what may be left of that.
 
     Where a number is rounded to few bits, a last bit can turn into a whole quantum: quantized matrices are compared to
-    1 %. What is iterated or trained on such numbers goes another way on another processor, and is not compared.
+    1 %. What is iterated or trained on such numbers goes another way on another processor, and is not compared: of an
+    orthogonalization in half precision only what is known in float64.
     """
     experiment = grid.read(folder / "sweep.toml")
     study = studies.get(experiment.study)
@@ -57,7 +62,8 @@ def test_a_few_cases_measured_again_give_the_same_numbers(folder):
     for key, case in cases[:: max(1, len(cases) // 12)]:
         (committed,) = table.filter(key=key).to_dicts()
         measured = run_case(study.name, case)
-        for name in (column.name for column in study.columns):
+        half = case.get("dtype") in ("float16", "bfloat16")
+        for name in EXACT if half else (column.name for column in study.columns):
             if committed[name] is None:
                 assert measured[name] is None, name
             else:

@@ -39,6 +39,41 @@ def test_all_published_schedules_have_a_colour():
     assert set(methods.known()) <= set(style.METHODS)
 
 
+FORMS = ("", "gram:", "gram@2,3:", "auto:")
+STARTS = ("", "frobenius-1:", "spectral:", "schatten4-1:", "aol-1:")
+
+
+@pytest.mark.parametrize("name", ["quintic", "taylor", "mine", "minimax(lower=1e-3)"])
+def test_a_form_keeps_the_colour_and_shows_in_the_line(name):
+    looks = {(style.colour(form + name), str(style.dashes(form + name)), style.face(form + name)) for form in FORMS}
+    assert len({colour for colour, _, _ in looks}) == 1
+    assert len(looks) == 3  # restarts aside
+
+
+@pytest.mark.parametrize("name", style.METHODS)
+def test_a_start_and_a_depth_are_shades_of_their_schedule_and_of_no_other(name):
+    shades = [style.colour(start + name) for start in STARTS]
+    assert len(set(shades)) == len(STARTS) - 1  # Frobenius is what is meant anyway
+    assert shades[0] == shades[1] == style.METHODS[name]
+    assert style.colour("gram:" + STARTS[3] + name) == shades[3]
+    assert not {*shades[2:]} & ({*style.METHODS.values()} | {style.colour(f"unknown_{index}") for index in range(100)})
+
+
+def test_designs_are_the_deeper_the_darker():
+    shades = [
+        style.colour(f"minimax(lower={lower},cushion=0.02)") for lower in ("0.3", "1e-1", "1e-2", "0.001", "1e-4")
+    ]
+    greens = [int(shade[3:5], 16) for shade in shades]
+    assert greens == sorted(set(greens), reverse=True)
+    assert shades[-1] == style.METHODS["minimax"]
+    assert style.colour("minimax(degree=3, lower = 1e-3)") == style.colour("minimax(lower=1e-3)")
+
+
+def test_methods_that_begin_alike_show_through():
+    assert style.dashes("deepseekv4") != style.dashes("simple")
+    assert style.dashes("gram:deepseekv4") == style.dashes("gram:simple")
+
+
 def test_house_leaves_no_trace_and_overrides_the_user():
     with matplotlib.rc_context({"font.size": 30.0, "lines.linewidth": 9.0, "axes.facecolor": "red"}):
         with style.house():

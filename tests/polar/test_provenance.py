@@ -1,5 +1,7 @@
 """Where published tables come from: computed again digit by digit, and read backwards."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import permutations
 
@@ -234,3 +236,49 @@ def test_quintic_is_made_for_more_than_it_leaves():
     assert found.chain == pytest.approx((1.035, 1.034, 1.006, 1.057), abs=6e-4)
     assert found.rows[0].lower == pytest.approx(0.00656, abs=5e-6)
     assert found.rows[0].upper == pytest.approx(1.3207, abs=5e-5)
+
+
+# --- to read ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_report_names_every_table_its_source_and_its_parameters():
+    text = provenance.text()
+    for name in NAMES:
+        schedule = schedules.get(name)
+        told = text.split(f"\n{name}: ")[1].split("\n\n")[0]
+        assert schedule.source in " ".join(told.split())
+        assert told.startswith(schedule.design.name if schedule.design else "no parameters found: ")
+    assert max(map(len, text.splitlines())) < 140
+
+
+@pytest.mark.parametrize("name", DESIGNED)
+def test_the_report_counts_as_the_comparison_does(name):
+    follow, numbers, digits = COMPARED[name]
+    (line,) = [line for line in provenance.text([name]).splitlines() if line.startswith(f"{name} ")][:1]
+    assert line.endswith(f"{follow} of {numbers}".rjust(19) + f"{digits}".rjust(15))
+
+
+def test_the_report_lists_digits_that_do_not_follow_and_no_others():
+    wrong = provenance.text().rpartition("\n\n")[2].splitlines()
+    assert wrong[0].split() == ["does", "not", "follow", "row", "coefficient", "printed", "computed", "digits"]
+    found = {tuple(line.split()[:3]) for line in wrong[1:]}
+    assert ("polar_express", "1", "a") in found
+    assert {(name, row) for name, row, _ in found} == {
+        ("polar_express", "1"),
+        *((name, row) for name in ("polar_express_raw", "polar_express_1.01", "polar_express_1.02") for row in "78"),
+    }
+    assert "does not follow" not in provenance.text(["cans", "quintic", "polar_express_1.05"])
+
+
+def test_the_report_is_a_command(capsys):
+    assert provenance.main(["cans"]) == 0
+    assert capsys.readouterr().out == provenance.text(["cans"]) + "\n"
+    assert provenance.main(["canns"]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("muon_lab.polar.provenance: unknown schedule 'canns': did you mean 'cans'")
+
+
+def test_the_command_needs_no_torch():
+    code = "import sys; from muon_lab.polar import provenance as p; p.main(['cans']); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
