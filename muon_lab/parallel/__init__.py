@@ -5,7 +5,31 @@ from typing import TYPE_CHECKING
 from muon_lab import lazy
 
 if TYPE_CHECKING:
-    from muon_lab.parallel import grid, layouts
+    from muon_lab.parallel import (
+        algorithms,
+        calls,
+        collectives,
+        grid,
+        journal,
+        layouts,
+        ledger,
+        orders,
+        process_groups,
+        rendezvous,
+        worlds,
+    )
 
-__all__ = ["grid", "layouts"]
+__all__ = [
+    "algorithms",
+    "calls",
+    "collectives",
+    "grid",
+    "journal",
+    "layouts",
+    "ledger",
+    "orders",
+    "process_groups",
+    "rendezvous",
+    "worlds",
+]
 __getattr__, __dir__ = lazy.attach(__name__, {name: name for name in __all__})
