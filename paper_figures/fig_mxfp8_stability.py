@@ -16,14 +16,13 @@ schedule and number of steps; medians over matrices with their quartiles. The sh
 a triangle has a singular value above 10 at the end, a number is the first step whose iterate is not finite (the
 earliest of the matrices); where some matrices fail and others do not, there is a dot as well. Second row: the gradient
 itself in the format: its relative error, elements clamped to the largest of their block, elements that became zero.
-Third row: the share of a constant gradient that a momentum stored in the format reaches; rounded to nearest it stalls,
-and stochastic rounding lets it arrive unless the scales are rounded down and the largest elements clamped. `nvfp4`
-escapes only because the average starts at zero: it is then one fixed pattern that its global scale follows, while an
-average that starts at another gradient stalls in it as well. Fourth
-row: the eigenvalues of the factor $G G^T$ stored in the format (zero ones, as of tall matrices among the recorded ones,
-turn negative too); and the distance between the exact polar factors of the matrix and of the matrix in the format,
-against its first-order bound. Recorded: gradients of a small GPT in training; planted: spectra with the condition in
-parentheses.
+Third row: the share of a constant gradient that a momentum stored in the format reaches, from zero and from an
+unrelated gradient of equal size, with a marker for each decay; rounded to nearest it stalls, and stochastic rounding
+lets it arrive unless the scales are rounded down and the largest elements clamped. `nvfp4` arrives from zero, as one
+fixed pattern that its global scale follows, and stalls from elsewhere like the others. Fourth row: the eigenvalues of
+the factor $G G^T$ or $G^T G$, whichever is smaller, stored in the format (`fp32` is the control: none is negative); and
+the distance between the exact polar factors of the matrix and of the matrix in the format, against its first-order
+bound. Recorded: gradients of a small GPT in training; planted: spectra with the condition in parentheses.
 """
 
 

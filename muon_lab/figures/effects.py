@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import SubFigure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from muon_lab.figures import cases, failures, frames, kinds, rows, style
@@ -26,13 +27,28 @@ LOW = 0.7
 
 GRADIENT = {"error": "error of the matrix", "saturated": "saturated", "flushed": "flushed to zero"}
 FACTOR = {"lowest": r"$\lambda_{\min}/\lambda_{\max}$", "negative": "negative eigenvalues"}
-TRAINING = {
-    "lost": "1 − cosine of the gradient",
-    "gradient_gain": "gain of the gradient",
-    "loss_gap": "loss gap, nat/byte",
-}
 OPERANDS = ("all", "weights", "activations", "gradients", "e5m2_gradients")
-ROUNDINGS = {"nearest": "rounded to nearest", "stochastic": "rounded stochastically"}
+ROUNDINGS = {"nearest": "to nearest", "stochastic": "stochastic"}
+STARTS = {"zero": "from zero", "gradient": "from another gradient"}
+
+#: One marker a decay of an average.
+BETAS = ("o", "s", "^", "D", "v", "P")
+
+
+class When(NamedTuple):
+    """When gradients of a training run are compared: the names of the columns, the marker, its place in a row."""
+
+    cosine: str
+    gain: str
+    marker: str
+    shift: float
+
+
+#: By what a legend says.
+WHENS: Mapping[str, When] = {
+    "at the common start": When("gradient_cosine", "gradient_gain", "o", -0.2),
+    "at the end": When("end_cosine", "end_gain", "D", 0.2),
+}
 
 
 class Part(NamedTuple):
@@ -47,13 +63,35 @@ class Part(NamedTuple):
         return pl.concat([self.rows, self.failed])
 
 
+Entries = Mapping[str, Line2D]
+
+
 class Band(NamedTuple):
-    """How an effect is drawn: what it needs, its share of a row of the page, its height in inches, its function."""
+    """How an effect is drawn: what it needs, its share of a row of the page, its height in inches, its function.
+
+    The last one returns the entries of its legend.
+    """
 
     metrics: tuple[str, ...]
     width: float
     height: Callable[[Part], float]
     draw: Callable[[SubFigure, Part], None]
+    entries: Callable[[Part], Entries]
+
+
+class Cell(NamedTuple):
+    """What one row of a panel of products shows."""
+
+    title: str
+    name: str
+    spectrum: str
+    kind: kinds.Kind
+    shape: str | None
+
+    def of(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Return its rows of a table."""
+        own = kinds.of(rows, self.kind).filter(spectrum=self.spectrum)
+        return own if self.shape is None else own.filter(shape=self.shape)
 
 
 def _panels(band: SubFigure, count: int, across: int, **shared: Any) -> tuple[Any, list[Axes]]:
@@ -69,31 +107,62 @@ def _stack(rows: int, dots: int) -> float:
     return max(rows * max(ROW, DOT * dots + 0.03), LOW)
 
 
+def cells(part: Part) -> list[list[Cell]]:
+    """Return the rows of every panel of products: a panel a spectrum and a row a format, or, where planted matrices
+    have several shapes, a panel a spectrum and format and a row a shape.
+    """
+    spectra, stored = cases.spectra(part.all), kinds.present(part.all)
+    named = list(zip(stored, kinds.names(stored), strict=True))
+    planted = part.all.filter(~pl.col("spectrum").str.split(":").list.first().is_in(cases.FOUND))
+    if planted["shape"].n_unique() < 2:
+        return [[Cell(spectrum, name, spectrum, kind, None) for kind, name in named] for spectrum in spectra]
+    shapes = sorted(part.all["shape"].unique(), key=_sides)
+    return [
+        [Cell(name if len(spectra) == 1 else f"{spectrum}\n{name}", shape, spectrum, kind, shape) for shape in shapes]
+        for spectrum, (kind, name) in product(spectra, named)
+    ]
+
+
+def _sides(shape: str) -> tuple[int, ...]:
+    """Sort shapes by their short side, then by the long one."""
+    return tuple(sorted(int(side) for side in shape.split("x")))
+
+
 def _products_height(part: Part) -> float:
-    down = math.ceil(len(cases.spectra(part.all)) / ACROSS)
-    panel = _stack(len(kinds.present(part.all)), len(cases.curves(part.all)))
-    return down * (panel + 0.25) + FRAME - 0.25
+    found = cells(part)
+    down = math.ceil(len(found) / ACROSS)
+    panel = _stack(len(found[0]), len(cases.curves(part.all)))
+    title = 0.25 * (1 + found[0][0].title.count("\n") / 2)
+    unfinished = 0.35 if down > 1 and len(found) % ACROSS else 0.0  # names below a panel that has none below it
+    return down * (panel + title) + unfinished + FRAME - 0.25
 
 
 def _products(band: SubFigure, part: Part) -> None:
-    spectra, curves, stored = cases.spectra(part.all), cases.curves(part.all), kinds.present(part.all)
-    grid, panels = _panels(band, len(spectra), min(ACROSS, len(spectra)), sharex=True, sharey=True)
+    found, curves = cells(part), cases.curves(part.all)
+    grid, panels = _panels(band, len(found), min(ACROSS, len(found)), sharex=True, sharey=True)
     style.log10(panels[0], "x", *rows.limits(part.rows["error"]), most=4)
     end = failures.strip(panels) if len(part.failed) else math.inf
-    for axes, spectrum in zip(panels, spectra, strict=True):
-        axes.set_title(spectrum)
+    for axes, own in zip(panels, found, strict=True):
+        axes.set_title(own[0].title)
         places = zip(rows.dodge(len(curves)), curves, strict=True)
-        for (row, kind), (shift, curve) in product(enumerate(stored), places):
-            well, failed = (
-                kinds.of(some, kind).filter(spectrum=spectrum, method=curve.method, steps=curve.steps) for some in part
-            )
-            name = " ".join(str(word) for word in (*curve, *kind) if word is not None)
+        for (row, cell), (shift, curve) in product(enumerate(own), places):
+            chosen = {"method": curve.method, "steps": curve.steps}
+            well, failed = (cell.of(some).filter(**chosen) for some in part)
+            words = (*curve, *cell.kind, cell.shape)
+            name = " ".join(str(word) for word in words if word is not None)
             colour = cases.shade(curve, curves)
             look = {"color": colour, "marker": "o", "markersize": 2.8}
             rows.dot(axes, well["error"], row + shift, look, name)
             failures.draw(axes, end, row + shift, failed, colour, name)
-        rows.name(axes, kinds.names(stored))
+        rows.name(axes, [cell.name for cell in own])
     frames.name_outside(grid, "error of the update")
+
+
+def _products_entries(part: Part) -> Entries:
+    curves = cases.curves(part.all)
+    named = {f"{one.method}, {one.steps}": cases.shade(one, curves) for one in curves}
+    lines = {name: Line2D([], [], color=colour, linewidth=2.5) for name, colour in named.items()}
+    return lines | failures.entries(part.failed)
 
 
 def _gradient(band: SubFigure, part: Part) -> None:
@@ -118,21 +187,34 @@ def _shares(axes: Axes, values: pl.Series) -> None:
 
 
 def _momentum(band: SubFigure, part: Part) -> None:
-    roundings = style.in_order(part.rows["rounding"], ROUNDINGS)
-    grid, panels = _panels(band, len(roundings), len(roundings), sharex=True, sharey=True)
+    """Draw a row a format, so that none hides another: many reach all of the gradient."""
+    stored, markers = kinds.present(part.rows), _betas(part)
+    roundings, starts = (
+        style.in_order(part.rows[name], known) for name, known in (("rounding", ROUNDINGS), ("start", STARTS))
+    )
+    pairs = list(product(roundings, starts))
+    grid, panels = _panels(band, len(pairs), len(pairs), sharex=True, sharey=True)
+    for axes, (rounding, start) in zip(panels, pairs, strict=True):
+        axes.set_title(f"{ROUNDINGS.get(rounding, rounding)},\n{STARTS.get(start, start)}")
+        axes.axvline(1.0, color=style.GREY, linewidth=0.6, zorder=1)
+        for (row, kind), (beta, marker) in product(enumerate(stored), markers.items()):
+            own = kinds.of(part.rows, kind).filter(rounding=rounding, start=start, beta=beta)
+            name = " ".join(filter(None, (*kind, rounding, start, f"{beta:.6g}")))
+            rows.dot(axes, own["gain"], float(row), kind.look | {"marker": marker}, name)
+        rows.name(axes, kinds.names(stored))
+    panels[0].set_xlim(-0.06, max(1.08, 1.05 * float(part.rows["gain"].max())))  # type: ignore[arg-type]
+    frames.name_outside(grid, "share of the gradient reached")
+
+
+def _betas(part: Part) -> dict[float, str]:
+    """Return the marker of every decay, the smallest first."""
     betas = sorted(part.rows["beta"].unique())
-    for axes, rounding in zip(panels, roundings, strict=True):
-        axes.set_title(ROUNDINGS.get(rounding, rounding))
-        axes.axhline(1.0, color=style.GREY, linewidth=0.6, zorder=1)
-        for kind in kinds.present(part.rows):
-            own = kinds.of(part.rows, kind).filter(rounding=rounding)
-            found = own.group_by("beta").agg(pl.col("gain").median()).sort("beta")
-            name = " ".join(filter(None, (*kind, rounding)))
-            axes.plot([1 / (1 - beta) for beta in found["beta"]], found["gain"], label=name, **kind.look)
-    style.log2(panels[0], "x", [1 / (1 - beta) for beta in betas], lambda value: f"{1 - 1 / value:.6g}")
-    panels[0].set_xlim(1 / (1 - betas[0]) / 1.3, 1 / (1 - betas[-1]) * 1.3)
-    panels[0].set_ylim(-0.04, max(1.08, 1.05 * float(part.rows["gain"].max())))  # type: ignore[arg-type]
-    frames.name_outside(grid, r"$\beta$", "share of the gradient reached")
+    return {beta: BETAS[index % len(BETAS)] for index, beta in enumerate(betas)}
+
+
+def _momentum_entries(part: Part) -> Entries:
+    grey: style.Look = {"color": style.GREY, "linestyle": "", "markersize": 3.5}
+    return {rf"$\beta$ = {beta:.6g}": Line2D([], [], marker=marker, **grey) for beta, marker in _betas(part).items()}
 
 
 def _factor_height(part: Part) -> float:
@@ -184,39 +266,62 @@ def _arms(part: Part) -> list[tuple[kinds.Kind, str]]:
 
 def _training(band: SubFigure, part: Part) -> None:
     arms = _arms(part)
-    table = part.rows.with_columns(lost=(1 - pl.col("gradient_cosine")).clip(lower_bound=ROUNDOFF))
     names = [f"{name}, {operands.replace('_', ' ')}" for (_, operands), name in _named(arms)]
-    _, panels = _panels(band, len(TRAINING), len(TRAINING), sharey=True)
-    for axes, (metric, label) in zip(panels, TRAINING.items(), strict=True):
-        for row, (kind, operands) in enumerate(arms):
-            own = kinds.of(table, kind).filter(operands=operands)
-            rows.dot(axes, own[metric], float(row), kind.look, names[row])
+    _, (angle, gain, gap) = _panels(band, 3, 3, sharey=True)
+    lost = part.rows.with_columns((1 - pl.col(one.cosine)).clip(ROUNDOFF).alias(one.cosine) for one in WHENS.values())
+    for row, (kind, operands) in enumerate(arms):
+        own = kinds.of(lost, kind).filter(operands=operands)
+        for label, when in WHENS.items():
+            look = kind.look | {"marker": when.marker, "markersize": 3.0}
+            rows.dot(angle, own[when.cosine], row + when.shift, look, f"{names[row]}, {label}")
+            rows.dot(gain, own[when.gain], row + when.shift, look, f"{names[row]}, {label}")
+        rows.dot(gap, own["loss_gap"], float(row), kind.look | {"marker": "D", "markersize": 3.0}, names[row])
+    labels = {angle: "1 − cosine of the gradient", gain: "gain of the gradient", gap: "loss gap, nat/byte"}
+    for axes, label in labels.items():
         axes.set_xlabel(label)
         rows.name(axes, names)
-    style.log10(panels[0], "x", *rows.limits(table["lost"]), most=4)
-    for axes, neutral in zip(panels[1:], (1.0, 0.0), strict=True):
+    found = [value for when in WHENS.values() for value in lost[when.cosine]]
+    style.log10(angle, "x", *rows.limits(found), most=4)
+    for axes, neutral in ((gain, 1.0), (gap, 0.0)):
         axes.axvline(neutral, color=style.GREY, linewidth=0.6, zorder=1)
         axes.xaxis.set_major_locator(MaxNLocator(4))
+
+
+def _training_entries(part: Part) -> Entries:
+    grey: style.Look = {"color": style.GREY, "linestyle": "", "markersize": 3.5}
+    return {label: Line2D([], [], marker=when.marker, **grey) for label, when in WHENS.items()}
 
 
 def _named(arms: Sequence[tuple[kinds.Kind, str]]) -> list[tuple[tuple[kinds.Kind, str], str]]:
     return list(zip(arms, kinds.names(kind for kind, _ in arms), strict=True))
 
 
+def _nothing(part: Part) -> Entries:
+    """Formats that are named by rows need no legend."""
+    return {}
+
+
+def _format_entries(part: Part) -> Entries:
+    return kinds.entries(part.all)
+
+
+def _formats_height(part: Part, dots: int) -> float:
+    return _stack(len(kinds.present(part.rows)), dots) + FRAME - 0.2
+
+
 #: The effects by the values of the column `what`, in the order of the page.
 BANDS: Mapping[str, Band] = {
-    "products": Band(("error",), 1.0, _products_height, _products),
-    "gradient": Band(
-        tuple(GRADIENT), 1.0, lambda part: _stack(len(kinds.present(part.rows)), 1) + FRAME - 0.2, _gradient
-    ),
-    "momentum": Band(("gain",), 1.0, lambda part: 1.8, _momentum),
-    "factor": Band(tuple(FACTOR), 1.6, _factor_height, _factor),
-    "polar": Band(("relative", "bound"), 1.0, lambda part: 1.95, _polar),
+    "products": Band(("error",), 1.0, _products_height, _products, _products_entries),
+    "gradient": Band(tuple(GRADIENT), 1.0, lambda part: _formats_height(part, 1), _gradient, _nothing),
+    "momentum": Band(("gain",), 1.0, lambda part: _formats_height(part, 1) + 0.3, _momentum, _momentum_entries),
+    "factor": Band(tuple(FACTOR), 1.6, _factor_height, _factor, _format_entries),
+    "polar": Band(("relative", "bound"), 1.0, lambda part: 1.95, _polar, _format_entries),
     "training": Band(
-        ("gradient_cosine", "gradient_gain", "loss_gap"),
+        (*(name for when in WHENS.values() for name in when[:2]), "loss_gap"),
         1.0,
-        lambda part: _stack(len(_arms(part)), 1) + FRAME - 0.2,
+        lambda part: _stack(len(_arms(part)), 2) + FRAME - 0.2,
         _training,
+        _training_entries,
     ),
 }
 

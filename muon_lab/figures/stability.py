@@ -5,17 +5,14 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
-from muon_lab.figures import cases, failures, kinds, labels, style
-from muon_lab.figures.effects import BANDS, PAGE, Part
+from muon_lab.figures import failures, labels, style
+from muon_lab.figures.effects import BANDS, PAGE, Entries, Part
 
-AXES = ("what", "spectrum", "format", "scale_mode", "method", "steps", "beta", "rounding", "operands")
+AXES = ("what", "spectrum", "shape", "format", "scale_mode", "method", "steps", "beta", "rounding", "start", "operands")
 
 #: Columns of a legend.
 ACROSS = 7
-
-Entries = Mapping[str, Line2D]
 
 
 @style.house()
@@ -64,20 +61,9 @@ def split(table: pl.DataFrame) -> dict[str, Part]:
 
 
 def _legends(page: Sequence[Sequence[str]], parts: Mapping[str, Part]) -> list[Entries]:
-    """Return the legend of every row of the page: methods above products, formats above the first row that uses them.
-
-    Rows of formats name them themselves: alone on a page they need no colours.
-    """
-    stored = pl.concat([part.all.select("format", "scale_mode") for part in parts.values()])
-    legends: list[Entries] = []
-    said = False
-    for row in page:
-        if row == ["products"]:
-            curves = cases.curves(parts["products"].all)
-            named = {f"{one.method}, {one.steps}": cases.shade(one, curves) for one in curves}
-            lines = {name: Line2D([], [], color=colour, linewidth=2.5) for name, colour in named.items()}
-            legends.append(lines | failures.entries(parts["products"].failed))
-        else:
-            legends.append({} if said or set(parts) <= {"products", "gradient", "training"} else kinds.entries(stored))
-            said = True
-    return legends
+    """Return the legend of every row of the page; effects that share a row share their legend."""
+    together = ({what: parts[what] for what in row} for row in page)
+    return [
+        BANDS[next(iter(row))].entries(Part(*(pl.concat(some) for some in zip(*row.values(), strict=True))))
+        for row in together
+    ]

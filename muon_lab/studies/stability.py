@@ -26,20 +26,31 @@ from muon_lab.studies.study import Case, Column, Ended, LeftOut, Metrics, Study,
 WHATS: Mapping[str, tuple[str, ...]] = {
     "products": ("format", "scale_mode", "method", "steps"),
     "gradient": ("format", "scale_mode"),
-    "momentum": ("format", "scale_mode", "beta", "rounding"),
+    "momentum": ("format", "scale_mode", "beta", "rounding", "start"),
     "factor": ("format", "scale_mode"),
     "polar": ("format", "scale_mode"),
     "training": ("format", "scale_mode", "operands", "updates"),
 }
 
-#: Which operands of the GPT's products are quantized; ``e5m2_gradients`` is all of them, the gradients in E5M2.
-OPERANDS = ("all", "weights", "activations", "gradients", "e5m2_gradients")
+#: Which operands of the GPT's products are quantized; `MIXED` is all of them, the gradients in MXFP8 E5M2.
+MIXED, E5M2 = "e5m2_gradients", "mxfp8_e5m2"
+OPERANDS = ("all", "weights", "activations", "gradients", MIXED)
 
 #: Size of the small GPT, and bytes of text a step, for estimates.
 PARAMETERS, BYTES = 492_384, 8 * 128
 
 SCALE_MODES = ("rceil", "floor", "ceil", "even")
 ROUNDINGS = ("nearest", "stochastic")
+#: Where an average starts: ``gradient`` is an unrelated one of equal size.
+STARTS = ("zero", "gradient")
+
+#: The axes whose values are names.
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "scale_mode": SCALE_MODES,
+    "rounding": ROUNDINGS,
+    "start": STARTS,
+    "operands": OPERANDS,
+}
 
 
 @dataclass(frozen=True)
@@ -66,6 +77,8 @@ class Axes:
     """Decay of the average (momentum)."""
     rounding: tuple[str, ...] = ("nearest",)
     """How the average is rounded: nearest or stochastic (momentum)."""
+    start: tuple[str, ...] = ("zero",)
+    """Where the average starts: zero, or an unrelated gradient (momentum)."""
     operands: tuple[str, ...] = ("all",)
     """Which operands are quantized: all, weights, activations, gradients, e5m2_gradients (training)."""
     updates: tuple[int, ...] = (100,)
@@ -81,13 +94,15 @@ COLUMNS = (
     Column("orthogonality", "1", "‖XXᵀ − UUᵀ‖/√r on the short side"),
     Column("sigma_max", "1", "largest singular value of X"),
     Column("sigma_min", "1", "r-th singular value of X"),
+    Column("sigma_in", "1", "largest singular value of the matrix divided by its Frobenius norm"),
+    Column("escaped_step", "count", "first step after which a singular value is so large that the next enlarges it"),
     Column("truncation", "1", "‖p − U‖/‖U‖, p the schedule in float64"),
     Column("rounding_error", "1", "‖X₃₂ − p‖/‖U‖, float32 switched on alone"),
     Column("quantization", "1", "‖X_Q − p‖/‖U‖, quantized operands switched on alone"),
     Column("remainder", "1", "what the three leave of X − U: they act on one another"),
     Column("bound", "1", "‖δG‖/(σ_r √r), which the first-order error of the polar factor stays below"),
     Column("gain", "1", "⟨Q, G⟩/⟨G, G⟩: the share of the value that is kept"),
-    Column("saturated", "1", "share of elements clamped to the largest of their block"),
+    Column("saturated", "1", "share of elements clamped to the largest number of their block, or of the format"),
     Column("flushed", "1", "share of non-zero elements that became zero"),
     Column("coarse", "1", "share of elements off by more than 1/8 of themselves"),
     Column("worst_row", "1", "largest relative error of a row"),
@@ -99,8 +114,12 @@ COLUMNS = (
     Column("loss_gap_bf16", "nat/byte", "validation loss minus that of the bfloat16 run of the same seed"),
     Column("gradient_cosine", "1", "cosine of the quantized to the exact gradient at the common start"),
     Column("gradient_gain", "1", "⟨quantized, exact⟩/⟨exact, exact⟩ at the common start"),
-    Column("end_cosine", "1", "the same cosine at the end, at the run's own weights"),
-    Column("end_gain", "1", "the same gain at the end"),
+    Column("gradient_cosine_bf16", "1", "cosine of the quantized to the bfloat16 gradient at the common start"),
+    Column("gradient_gain_bf16", "1", "⟨quantized, bfloat16⟩/⟨bfloat16, bfloat16⟩ at the common start"),
+    Column("end_cosine", "1", "cosine to the exact gradient at the end, at the run's own weights"),
+    Column("end_gain", "1", "gain over the exact gradient at the end, at the run's own weights"),
+    Column("end_cosine_bf16", "1", "cosine to the bfloat16 gradient at the end, at the run's own weights"),
+    Column("end_gain_bf16", "1", "gain over the bfloat16 gradient at the end, at the run's own weights"),
     Column("failed_step", "count", "first step that is not finite"),
 )
 
@@ -111,42 +130,46 @@ def settle(point: Mapping[str, Any], file: sources.File | None) -> Iterator[Case
         raise unknown("what", point["what"], WHATS)
     rows, cols = shape_of(point["shape"])
     axes = _checked(point)
+    cases = sources.settle(point["spectrum"], rows, cols, point["seed"], file)
     if point["what"] == "training":
+        list(cases)  # an unknown spectrum is wrong, though it doesn't matter
         nothing = dict.fromkeys(("spectrum", "shape", "rows", "cols", "matrix", "content"))
         yield {**nothing, "what": "training", "seed": point["seed"], **axes}
         return
-    for case in sources.settle(point["spectrum"], rows, cols, point["seed"], file):
+    for case in cases:
         shape = {"spectrum": case["source"], "shape": f"{case['rows']}x{case['cols']}", "what": point["what"]}
         yield {**case, **shape, **axes}
 
 
 def _checked(point: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the axes of a point after checking them; None for those that do not matter."""
+    """Return the axes of a point after checking them; None for those that do not matter, whose names must exist too."""
     format = formats.get(point["format"])
-    for name, known in (("scale_mode", SCALE_MODES), ("rounding", ROUNDINGS), ("operands", OPERANDS)):
+    for name, known in NAMES.items():
         if point[name] not in known:
             raise unknown(name.replace("_", " "), point[name], known)
+    schedule = schedules.get(point["method"])
     if point["updates"] < 1:
         raise ValueError(f"updates must be at least 1, not {point['updates']}")
     if not 0 <= point["beta"] < 1:
         raise ValueError(f"beta must lie in [0, 1), not {point['beta']}")
-    if format.name in ("e8m0", "int8") and point["what"] in WHATS:
+    needed = WHATS[point["what"]]
+    if format.name in ("e8m0", "int8"):
         raise LeftOut(f"format {format.name!r} is a scale or needs one, and is not measured alone")
-    scaled = isinstance(format, formats.BlockFormat) and not format.global_scale
+    mixed = "operands" in needed and point["operands"] == MIXED
+    if mixed and format.name == E5M2:
+        raise LeftOut(f"operands {MIXED!r} in format {E5M2!r} are the arm 'all'")
+    if "method" in needed:
+        schedule = schedules.get(point["method"], point["steps"])
+    scaled = mixed or (isinstance(format, formats.BlockFormat) and not format.global_scale)
     values = {
         "format": format.name,
         "scale_mode": point["scale_mode"] if scaled else None,
-        "method": point["method"],
-        "steps": point["steps"],
+        "method": schedule.name,
+        "steps": schedule.steps,
         "beta": float(point["beta"]),
-        "rounding": point["rounding"],
-        "operands": point["operands"],
-        "updates": point["updates"],
+        **{name: point[name] for name in ("rounding", "start", "operands", "updates")},
     }
-    if "method" in WHATS[point["what"]]:
-        schedule = schedules.get(point["method"], point["steps"])
-        values |= {"method": schedule.name, "steps": schedule.steps}
-    return {name: value if name in WHATS[point["what"]] else None for name, value in values.items()}
+    return {name: value if name in needed else None for name, value in values.items()}
 
 
 def measure(case: Case) -> Metrics:
@@ -165,30 +188,43 @@ def measure(case: Case) -> Metrics:
 
 def _trained(case: Case) -> Metrics:
     """Train the small GPT with quantized products, and compare with the float32 and the bfloat16 run of its seed."""
-    from muon_lab.arithmetic.linear import Products
     from muon_lab.studies.training import compare, train
 
-    chosen = ("weights", "activations", "gradients") if case["operands"] in ("all", "e5m2_gradients") else ()
-    names = dict.fromkeys(chosen or (case["operands"],), case["format"])
-    if case["operands"] == "e5m2_gradients":
-        names["gradients"] = "mxfp8_e5m2"
-    products = Products(**names, scale_mode=case["scale_mode"] or "rceil")
-    run = train(products, steps=case["updates"], seed=case["seed"], probe=(0, case["updates"]))
+    start, end = 0, case["updates"]
+    run = train(_products(case), steps=case["updates"], seed=case["seed"], probe=(start, end))
     single, half = _baselines(case["seed"], case["updates"])
-    start, end = (run.gradients.get(step) for step in (0, case["updates"]))
-    metrics = {
+    metrics: dict[str, float | int | None] = {
         "loss": run.validation,
         "loss_gap": compare(run, single).loss_gap,
         "loss_gap_bf16": compare(run, half).loss_gap,
-        "gradient_cosine": start and start.gradient_cosine,
-        "gradient_gain": start and start.gradient_gain,
-        "end_cosine": end and end.gradient_cosine,
-        "end_gain": end and end.gradient_gain,
         "failed_step": run.nonfinite,
     }
+    for when, step in (("gradient", start), ("end", end)):
+        if step in run.gradients:
+            exact, bf16 = run.gradients[step]
+            metrics |= {f"{when}_cosine": exact.cosine, f"{when}_gain": exact.gain}
+            metrics |= {f"{when}_cosine_bf16": bf16.cosine, f"{when}_gain_bf16": bf16.gain}
     if run.nonfinite is not None:
         raise Ended("nonfinite", f"step {run.nonfinite} is not finite", metrics)
     return metrics
+
+
+def _products(case: Case) -> Any:
+    """Return the products of an arm. Where all operands are rounded, results are stored in a format that can hold them.
+
+    So the arm in bfloat16 is the bfloat16 baseline itself.
+    """
+    from muon_lab.arithmetic.linear import Products
+    from muon_lab.arithmetic.rounded import STORED
+
+    everything = case["operands"] in ("all", MIXED)
+    names = dict.fromkeys(
+        ("weights", "activations", "gradients") if everything else (case["operands"],), case["format"]
+    )
+    if case["operands"] == MIXED:
+        names["gradients"] = E5M2
+    stored = case["format"] if everything and case["format"] in STORED else None
+    return Products(**names, scale_mode=case["scale_mode"] or "rceil", stored=stored)
 
 
 @lru_cache(maxsize=4)  # all arms of a seed are compared with the same two runs
@@ -209,11 +245,11 @@ def _work(case: Case) -> float:
 STUDY = Study(
     name="stability",
     question="Where does a low-precision number format hurt Muon?",
-    version=1,
+    version=2,
     axes=Axes,
     columns=COLUMNS,
     headline="error",
-    group=("what", "format", "method", "spectrum", "scale_mode"),
+    group=("what", "format", "method", "shape", "spectrum", "scale_mode"),
     settle=settle,
     measure=measure,
     work=_work,

@@ -4,8 +4,8 @@ Every arm has the same text, the same weights at the start and the same batches 
 products of the hidden linear layers alone (`arithmetic.linear`). Embedding, head, norms, attention scores, optimizer
 and weights themselves stay in float32: the weights are masters, rounded anew for every product.
 
-The gradient g of the hidden matrices, as one vector, is compared with that of exact products at the same weights and
-for the same batch: with :math:`g_q` of the arm,
+The gradient g of the hidden matrices, as one vector, is compared with that of exact products, and with that of products
+in bfloat16, at the same weights and for the same batch: with :math:`g_q` of the arm,
 
 .. math:: cosine = \frac{\langle g_q, g\rangle}{\|g_q\|\,\|g\|}, \qquad gain = \frac{\langle g_q, g\rangle}{\|g\|^2}.
 
@@ -35,10 +35,17 @@ Batch: TypeAlias = tuple[Int64[Tensor, "batch context"], Int64[Tensor, "batch co
 
 
 class Agreement(NamedTuple):
-    """How the gradient in an arm's products stands to that in exact products; None where it is zero or not finite."""
+    """How the gradient in an arm's products stands to that in others; None where it is zero or not finite."""
 
-    gradient_cosine: float | None
-    gradient_gain: float | None
+    cosine: float | None
+    gain: float | None
+
+
+class Agreements(NamedTuple):
+    """How the gradient in an arm's products stands to that in exact ones, and to that in bfloat16."""
+
+    exact: Agreement
+    bf16: Agreement
 
 
 class Comparison(NamedTuple):
@@ -64,14 +71,14 @@ class Run:
         before.
     nonfinite : int, optional
         The first step, counted from 1, whose loss or gradient was not finite: it updates nothing and is the last.
-    gradients : mapping of int to Agreement
+    gradients : mapping of int to Agreements
         By number of updates before, the agreement of the gradients.
     """
 
     losses: tuple[float, ...]
     validation: float | None
     nonfinite: int | None
-    gradients: Mapping[int, Agreement]
+    gradients: Mapping[int, Agreements]
 
 
 def train(
@@ -112,7 +119,7 @@ def train(
     --------
     >>> tiny = models.GPTConfig(width=32, depth=1, heads=2, context=16)
     >>> run = train(linear.uniform("mxfp8_e4m3"), steps=3, probe=[0, 3], model=tiny, batch=2)
-    >>> len(run.losses), run.nonfinite, f"{run.gradients[0].gradient_cosine:.2f}"
+    >>> len(run.losses), run.nonfinite, f"{run.gradients[0].exact.cosine:.2f}"
     (3, None, '1.00')
     """
     setting = streams.Recording(model, lr=lr, batch=batch, steps=(steps,), seed=seed)
@@ -124,7 +131,7 @@ def train(
     optimizer = torch.optim.AdamW(network.parameters(), lr=lr, betas=setting.betas, weight_decay=setting.weight_decay)
     held_fixed = next(text.batches(corpus.train, batch, model.context, _generator(FIXED)))
     losses: list[float] = []
-    gradients = {0: agreement(network, held_fixed)} if 0 in probe else {}
+    gradients = {0: agreements(network, held_fixed)} if 0 in probe else {}
     batches = text.batches(corpus.train, batch, model.context, generator)
     for step, (inputs, targets) in zip(range(1, steps + 1), batches, strict=False):
         optimizer.zero_grad()
@@ -135,7 +142,7 @@ def train(
         optimizer.step()
         losses.append(loss.item())
         if step in probe:
-            gradients[step] = agreement(network, held_fixed)
+            gradients[step] = agreements(network, held_fixed)
     return Run(tuple(losses), _finite_or_none(validation(network, corpus)), None, gradients)
 
 
@@ -166,22 +173,25 @@ def compare(arm: Run, baseline: Run) -> Comparison:
     return Comparison(arm.validation - baseline.validation, training_gap)
 
 
-def agreement(network: models.GPT, batch: Batch) -> Agreement:
-    """Compare a network's gradient for a batch with that of exact products at the same weights."""
+def agreements(network: models.GPT, batch: Batch) -> Agreements:
+    """Compare a network's gradient for a batch with those of exact and of bfloat16 products at the same weights."""
+    g_q = gradient(network, batch)
     exact = models.GPT(network.config, _generator(0))
     exact.load_state_dict(network.state_dict())
-    return agree(gradient(network, batch), gradient(exact, batch))
+    g = gradient(exact, batch)
+    linear.quantized(exact, linear.BF16)
+    return Agreements(agree(g_q, g), agree(g_q, gradient(exact, batch)))
 
 
 def agree(g_q: Float[Tensor, " n"], g: Float[Tensor, " n"]) -> Agreement:
-    """Return cosine and gain of a gradient relative to the exact one, in float64.
+    """Return cosine and gain of a gradient relative to another, in float64.
 
     Examples
     --------
     >>> agree(torch.tensor([3.0, 4.0]), torch.tensor([2.0, 0.0]))
-    Agreement(gradient_cosine=0.6, gradient_gain=1.5)
+    Agreement(cosine=0.6, gain=1.5)
     >>> agree(torch.zeros(2), torch.ones(2))
-    Agreement(gradient_cosine=None, gradient_gain=0.0)
+    Agreement(cosine=None, gain=0.0)
     """
     g_q, g = g_q.double(), g.double()
     product = torch.dot(g_q, g)

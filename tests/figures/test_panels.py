@@ -65,32 +65,57 @@ def speed():
     )
 
 
+def work_precision(spectra=("gaussian", "geometric(100)"), shapes=("64x256", "256x256"), dtypes=("float32",)):
+    methods = ("svd", "qdwh", "simple", "taylor", "auto:taylor", "gram@2:schatten4-1:simple", "minimax(lower=1e-3)")
+    points = [
+        (*point, steps)
+        for point in product(spectra, shapes, dtypes, methods)
+        for steps in ((None,) if point[-1] in ("svd", "qdwh") else (2, 3, 5))
+        for seed in (0, 1, 2)
+    ]
+    names = ["spectrum", "shape", "dtype", "method", "steps"]
+    table = pl.DataFrame(points, schema=names, orient="row")
+    error, flops, ratio = 10.0 ** GENERATOR(6).uniform(-1, 0.5, (3, len(table)))
+    facts = {"threads": 1, "repeats": 5, "outcome": "ok"}
+    return (
+        table.with_columns(**{name: pl.lit(value) for name, value in facts.items()})
+        .with_columns(relative=pl.Series(error**5), flops_ratio=pl.Series(flops), ratio=pl.Series(ratio))
+        .with_columns(ratio_low=0.9 * pl.col("ratio"), ratio_high=1.1 * pl.col("ratio"))
+    )
+
+
 EFFECTS = {
     "gradient": {},
     "products": {"method": ("simple", "taylor"), "steps": (5,)},
-    "momentum": {"beta": (0.9, 0.95), "rounding": ("nearest", "stochastic")},
+    "momentum": {"beta": (0.9, 0.95), "rounding": ("nearest", "stochastic"), "start": ("zero", "gradient")},
     "factor": {},
     "polar": {},
     "training": {"operands": ("all", "weights")},
 }
 
 
-def stability(whats=EFFECTS, spectra=("gaussian", "geometric(100)", "recorded"), formats=("bf16", "mxfp8_e4m3")):
+def stability(
+    whats=EFFECTS,
+    spectra=("gaussian", "geometric(100)", "recorded"),
+    formats=("bf16", "mxfp8_e4m3"),
+    shapes=("128x256",),
+):
     """Return a table in which mxfp8 fails in two ways: `simple` on recorded matrices, and once in three elsewhere."""
     modes = {"bf16": (None,), "mxfp8_e4m3": ("rceil", "floor")}
     schema = {"what": pl.String, "spectrum": pl.String, "seed": pl.Int64, "format": pl.String, "scale_mode": pl.String}
     schema |= {"method": pl.String, "steps": pl.Int64, "beta": pl.Float64, "rounding": pl.String}
-    schema |= {"operands": pl.String}
+    schema |= {"start": pl.String, "operands": pl.String, "shape": pl.String}
     rows = []
-    for what, spectrum, seed, format in product(whats, spectra, (0, 1, 2), formats):
+    for what, spectrum, shape, seed, format in product(whats, spectra, shapes, (0, 1, 2), formats):
         names = [name for name in schema if name in EFFECTS[what]]
         for mode, *values in product(modes[format], *(EFFECTS[what][name] for name in names)):
             axes = {"what": what, "spectrum": spectrum, "seed": seed, "format": format, "scale_mode": mode}
+            axes["shape"] = ("96x384", "384x96", "96x96")[seed] if spectrum == "recorded" else shape
             rows.append(axes | dict(zip(names, values, strict=True)))
     table = pl.DataFrame([dict.fromkeys(schema) | row for row in rows], schema=schema)
     metrics = ("error", "saturated", "flushed", "relative", "bound", "gain", "lowest", "negative")
     metrics += ("truncation", "rounding_error", "quantization", "remainder")
-    metrics += ("gradient_cosine", "gradient_gain", "loss_gap")
+    metrics += ("gradient_cosine", "gradient_gain", "end_cosine", "end_gain", "loss_gap")
     noise = dict(zip(metrics, 10.0 ** GENERATOR(4).uniform(-3, 0, (len(metrics), len(table))), strict=True))
     failing = (pl.col("what") == "products") & (pl.col("method") == "simple") & pl.col("scale_mode").is_not_null()
     lost = failing & (pl.col("spectrum") == "recorded")
@@ -116,6 +141,7 @@ TABLES = {
     "stability": stability,
     "schedules": schedules,
     "speed": speed,
+    "work_precision": work_precision,
 }
 DEGENERATE = {
     "one dim": lambda: ("blockwise", blockwise(dims=(1,))),
@@ -140,7 +166,20 @@ DEGENERATE = {
     "one effect of one matrix": lambda: ("stability", stability().filter(what="products").head(1)),
     "failures alone": lambda: ("stability", stability().filter(outcome="nonfinite")),
     "no error in any format": lambda: ("stability", stability().with_columns(error=0.0, bound=0.0, relative=0.0)),
+    "one problem": lambda: ("work_precision", work_precision(("gaussian",), ("8x8",))),
+    "one case": lambda: ("work_precision", work_precision().head(1)),
+    "five spectra": lambda: ("work_precision", work_precision((*"abcde",), ("8x8",))),
+    "exact methods alone": lambda: ("work_precision", work_precision().filter(pl.col("steps").is_null())),
+    "two dtypes": lambda: ("work_precision", work_precision(dtypes=("float32", "bfloat16"))),
+    "two numbers of threads": lambda: ("work_precision", pl.concat([work_precision(), more_threads()])),
+    "no error left": lambda: ("work_precision", work_precision().with_columns(relative=0.0)),
+    "no flops at all": lambda: ("work_precision", work_precision().with_columns(flops_ratio=0.0)),
+    "work that is the unit": lambda: ("work_precision", work_precision().with_columns(flops_ratio=1.0, ratio=1.0)),
+    "forms and starts": lambda: ("orthogonalization", variants()),
     "several numbers of steps": lambda: ("stability", pl.concat([stability(), more_steps()])),
+    "several shapes": lambda: ("stability", stability(shapes=("32x64", "64x128", "512x1024"))),
+    "shapes of one spectrum": lambda: ("stability", stability(("products",), ("gaussian",), shapes=("32x64", "64x8"))),
+    "one start": lambda: ("stability", stability(("momentum",)).filter(start="zero")),
     "stability in categories": lambda: ("stability", stability().with_columns(pl.col(pl.String).cast(pl.Categorical))),
     "categories": lambda: ("speed", speed().with_columns(pl.col("peer", "method", "outcome").cast(pl.Categorical))),
 }
@@ -148,6 +187,15 @@ DEGENERATE = {
 
 def more_steps():
     return stability(("products",)).with_columns(steps=pl.lit(7, pl.Int64))
+
+
+def more_threads():
+    return work_precision().with_columns(threads=pl.lit(2, pl.Int32))
+
+
+def variants():
+    names = {"simple": "gram@none:aol-1:polar_express_1.05", "taylor": "auto:minimax(lower=1e-3,cushion=0.02)"}
+    return orthogonalization().with_columns(pl.col("method").replace(names))
 
 
 def line(axes, name):
@@ -258,6 +306,45 @@ def test_speed_draws_ratios_with_their_quartiles():
     assert [own["ratio_low"].item(), own["ratio_high"].item()] in ends
 
 
+def test_work_precision_draws_medians_of_errors_against_flops_and_time():
+    table = work_precision()
+    figure = panels.work_precision(table)
+    flops, time = figure.axes[1], figure.axes[5]
+    assert flops.get_title() == "geometric(100)\n64 × 256"
+    own = table.filter(spectrum="geometric(100)", shape="64x256", method="auto:taylor").sort(
+        "steps", maintain_order=True
+    )
+    medians = {
+        name: np.median(own[name].to_numpy().reshape(3, 3), axis=1) for name in ("relative", "flops_ratio", "ratio")
+    }
+    for axes, work in ((flops, "flops_ratio"), (time, "ratio")):
+        curve = line(axes, "auto:taylor float32")
+        np.testing.assert_array_equal(curve.get_xdata(), medians[work])
+        np.testing.assert_array_equal(curve.get_ydata(), medians["relative"])
+        assert curve.get_linestyle() != line(axes, "taylor float32").get_linestyle()
+        assert curve.get_color() == line(axes, "taylor float32").get_color()
+        assert len(line(axes, "qdwh float32").get_xdata()) == 1
+        assert line(axes, "qdwh float32").get_linestyle() == "None"
+    low = own["ratio_low"].to_numpy().reshape(3, 3)
+    ends = np.array([bar[:, 0] for one in time.collections for bar in one.get_segments()])
+    assert np.isclose(ends[:, 0], np.median(low[0])).any()
+    assert not flops.collections
+
+
+def test_work_precision_shares_its_axes_so_that_panels_compare():
+    figure = panels.work_precision(work_precision())
+    limits = [{axes.get_xlim() for axes in figure.axes if axes.get_xlabel() == name} for name in panels_of_works()]
+    assert [len(one) for one in limits] == [1, 1]
+    assert len({axes.get_ylim() for axes in figure.axes}) == 1
+    assert {"1/2", "1", "2"} <= {tick.get_text() for tick in figure.axes[0].get_xticklabels()}
+
+
+def panels_of_works():
+    from muon_lab.figures.work_precision import WORKS
+
+    return WORKS.values()
+
+
 def panel(figure, title):
     (found,) = [axes for axes in figure.axes if axes.get_title() == title]
     return found
@@ -311,14 +398,40 @@ def test_stability_draws_medians_of_a_matrix_in_a_format(what):
     assert drawn == [own[metric].median() for metric in metrics]
 
 
-def test_stability_draws_momentum_against_beta():
+def test_stability_draws_momentum_in_a_row_a_format():
     table = stability()
-    axes = panel(panels.stability(table), "rounded stochastically")
-    curve = line(axes, "mxfp8_e4m3 rceil stochastic")
-    own = table.filter(what="momentum", rounding="stochastic", scale_mode="rceil")
-    np.testing.assert_allclose(curve.get_xdata(), [10, 20])
-    assert list(curve.get_ydata()) == [own.filter(beta=beta)["gain"].median() for beta in (0.9, 0.95)]
-    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["0.9", "0.95"]
+    axes = panel(panels.stability(table), "stochastic,\nfrom another gradient")
+    kinds = {"bf16": None, "mxfp8_e4m3 rceil": "rceil", "mxfp8_e4m3 floor": "floor"}
+    for row, (kind, mode) in enumerate(kinds.items()):
+        own = table.filter(pl.col("scale_mode").eq_missing(pl.lit(mode)), what="momentum", format=kind.split()[0])
+        for beta in (0.9, 0.95):
+            dot = line(axes, f"{kind} stochastic gradient {beta}")
+            found = own.filter(rounding="stochastic", start="gradient", beta=beta)
+            assert dot.get_xydata().tolist() == [[found["gain"].median(), row]]
+    markers = {line(axes, f"bf16 stochastic gradient {beta}").get_marker() for beta in (0.9, 0.95)}
+    assert len(markers) == 2
+    assert {r"$\beta$ = 0.9", r"$\beta$ = 0.95"} <= {*texts(axes.get_figure(root=True))}
+
+
+def test_no_format_hides_another_in_the_panels_of_momentum():
+    """All reach the gradient: as curves they would be one."""
+    axes = panel(panels.stability(stability(("momentum",)).with_columns(gain=1.0)), "to nearest,\nfrom zero")
+    dots = [one for one in axes.lines if one.get_label().endswith("0.9")]
+    assert len(dots) == 3
+    assert len({tuple(one.get_xydata()[0]) for one in dots}) == 3
+
+
+def test_stability_draws_products_by_shape_where_there_are_several():
+    table = stability(("products",), spectra=("gaussian",), shapes=("128x256", "32x64", "64x32", "512x512"))
+    figure = panels.stability(table)
+    assert [axes.get_title() for axes in figure.axes] == ["bf16", "mxfp8_e4m3, rceil", "mxfp8_e4m3, floor"]
+    shapes = ["32x64", "64x32", "128x256", "512x512"]
+    assert [tick.get_text() for tick in figure.axes[0].get_yticklabels()] in (shapes, ["64x32", "32x64", *shapes[2:]])
+    own = table.filter(shape="64x32", method="taylor", scale_mode="floor")
+    dot = line(figure.axes[2], "taylor 5 mxfp8_e4m3 floor 64x32")
+    assert dot.get_xdata() == [own["error"].median()]
+    both = panels.stability(stability(("products",), shapes=("128x256", "32x64")))
+    assert both.axes[3].get_title() == "geometric(100)\nbf16"
 
 
 def test_stability_draws_every_polar_factor_against_its_bound():
@@ -333,19 +446,20 @@ def test_stability_draws_every_polar_factor_against_its_bound():
 def test_stability_draws_training_by_operands():
     table = stability()
     figure = panels.stability(table)
-    (axes,) = [axes for axes in figure.axes if "loss gap" in axes.get_xlabel()]
     own = table.filter(what="training", scale_mode="floor", operands="weights")
-    dots = [one for one in named(figure, "mxfp8_e4m3, floor, weights") if len(one.get_xdata()) == 1]
-    lost = 1 - own["gradient_cosine"].median()
-    np.testing.assert_allclose(next(dot.get_xdata()[0] for dot in dots), lost)
-    assert [dot.get_xdata()[0] for dot in dots][1:] == [own[name].median() for name in ("gradient_gain", "loss_gap")]
-    assert len(dots) == 3
-    assert axes in [dot.axes for dot in dots]
+    angle, gain, gap = figure.axes[-3:]
+    assert "loss gap" in gap.get_xlabel()
+    for when, name in (("at the common start", "gradient"), ("at the end", "end")):
+        label = f"mxfp8_e4m3, floor, weights, {when}"
+        np.testing.assert_allclose(line(angle, label).get_xdata(), 1 - own[f"{name}_cosine"].median())
+        assert line(gain, label).get_xdata() == [own[f"{name}_gain"].median()]
+        assert when in texts(figure)
+    assert line(gap, "mxfp8_e4m3, floor, weights").get_xdata() == [own["loss_gap"].median()]
 
 
 def test_a_gradient_that_is_exact_is_drawn_at_roundoff():
     table = stability(("training",)).with_columns(gradient_cosine=1.0)
-    assert all(dot.get_xdata()[0] > 0 for dot in named(panels.stability(table), "bf16, all"))
+    assert all(dot.get_xdata()[0] > 0 for dot in named(panels.stability(table), "bf16, all, at the common start"))
 
 
 def test_error_budget_draws_the_whole_its_parts_and_what_they_can_add_up_to():
@@ -414,11 +528,23 @@ def test_the_order_of_rows_does_not_matter(study, tmp_path):
         ("blockwise", {"rows cut (dim 0)", "tensor-parallel ranks", "svd", "recorded momenta", "planted gaussian"}),
         (
             "stability",
-            {"gaussian", "simple, 5", "mxfp8_e4m3", "scales by floor", "flushed to zero", r"$\beta$", "bound"},
+            {
+                "gaussian",
+                "simple, 5",
+                "mxfp8_e4m3",
+                "scales by floor",
+                "flushed to zero",
+                "to nearest,\nfrom zero",
+                "bound",
+            },
         ),
         ("schedules", {"steps", r"$\sigma$", "simple", "mine", "aol, 5"}),
         ("orthogonalization", {"steps", "truncation", "rounding", "taylor", "gaussian, float32"}),
         ("speed", {"time / reference", "svd, lab", "512 × 2048"}),
+        (
+            "work_precision",
+            {"flops / five plain steps", "time / five plain steps", "gaussian\n64 × 256", "auto:taylor"},
+        ),
     ],
 )
 def test_everything_has_its_name(study, wanted):
@@ -462,6 +588,15 @@ def test_a_thin_table_gives_a_figure(name, tmp_path):
     assert all(path.stat().st_size > 1000 for path in save.save(figure, tmp_path / "thin"))
 
 
+def test_a_legend_is_no_wider_than_its_figure():
+    figure = figures.draw("orthogonalization", variants())
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert legend.get_window_extent().x0 >= 0
+    assert legend.get_window_extent().x1 <= figure.bbox.x1
+    assert figure.get_figheight() > figures.draw("orthogonalization", orthogonalization()).get_figheight()
+
+
 def test_ends_of_curves_keep_apart_as_they_are_ordered():
     places = GENERATOR(5).uniform(0, 1, 9)
     moved = np.array(labels.spread([float(place) for place in places], 0.1))
@@ -499,3 +634,27 @@ def test_figures_never_import_torch():
         "assert not {'torch', 'muon_lab.studies', 'muon_lab.polar'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_designs_draws_medians_and_failures():
+    points = list(product(("gaussian", "recorded"), (0, 1, 2), (0, 2), ("taylor", "mxfp8_flat"), (5, 8)))
+    table = pl.DataFrame(points, schema=["spectrum", "seed", "fine", "method", "steps"], orient="row")
+    error = 10.0 ** GENERATOR(7).uniform(-2, 0, len(table))
+    lost = (pl.col("method") == "taylor") & (pl.col("steps") == 8) & (pl.col("fine") == 0)
+    table = table.with_columns(pl.Series("direction", error), format=pl.lit("mxfp8_e4m3")).with_columns(
+        outcome=pl.when(lost).then(pl.lit("nonfinite")).otherwise(pl.lit("ok")),
+        failed_step=pl.when(lost).then(7),
+    )
+    figure = panels.draw("designs", table)
+    axes = panel(figure, "recorded, 5 steps")
+    own = table.filter(spectrum="recorded", steps=5, method="mxfp8_flat", fine=2)
+    assert line(axes, "mxfp8_flat 5 2").get_xdata()[0] == own["direction"].median()
+    assert [tick.get_text() for tick in panel(figure, "gaussian, 5 steps").get_yticklabels()] == [
+        "taylor",
+        "mxfp8_flat",
+    ]
+    assert line(panel(figure, "gaussian, 8 steps"), "taylor 8 0 nonfinite").get_marker() == "$7$"
+    assert overlaps(figure) == []
+    assert cut_off(figure) == []
+    with pytest.raises(ValueError, match="none of the 0 rows"):
+        panels.draw("designs", table.clear())

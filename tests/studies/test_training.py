@@ -16,7 +16,8 @@ E4M3, E5M2 = "mxfp8_e4m3", "mxfp8_e5m2"
 MODEL = models.GPTConfig(width=32, depth=1, heads=2, context=32)
 STEPS = 20
 SHORT = 3
-EPS = torch.finfo(torch.float32).eps
+#: What a cosine in float64 is off by: two norms and a quotient.
+TWO_NORMS = 4 * torch.finfo(torch.float64).eps
 
 
 def tiny(products, steps=STEPS, **settings):
@@ -43,8 +44,17 @@ def test_products_without_formats_train_like_exact_ones_bit_for_bit(exact):
 
 
 def test_exact_gradients_agree_with_themselves(exact):
-    for agreement in exact.gradients.values():
-        assert agreement == pytest.approx((1.0, 1.0), rel=4 * torch.finfo(torch.float64).eps)  # two norms, a quotient
+    for agreements in exact.gradients.values():
+        assert agreements.exact == pytest.approx((1.0, 1.0), rel=TWO_NORMS)
+
+
+def test_bfloat16_gradients_agree_with_themselves_and_exact_ones_with_neither():
+    half = tiny(linear.BF16, steps=1, probe=(0,)).gradients[0]
+    exact = tiny(None, steps=1, probe=(0,)).gradients[0]
+    assert half.bf16 == pytest.approx((1.0, 1.0), rel=TWO_NORMS)
+    assert half.exact.cosine == pytest.approx(exact.bf16.cosine, rel=TWO_NORMS)  # an angle has two sides
+    assert half.exact.cosine**2 == pytest.approx(half.exact.gain * exact.bf16.gain, rel=4 * TWO_NORMS)
+    assert 1e-7 < 1 - half.exact.cosine < 1e-4
 
 
 # Deterministic, and the same for all
@@ -80,23 +90,23 @@ def test_mxfp8_trains_like_float32(exact):
     # every product is off by some per cent, in random directions: far less of what is learned is lost
     assert abs(compare(e4m3, exact).loss_gap) < learned / 50
     assert abs(compare(e4m3, exact).training_gap) < learned / 50
-    assert 0.98 < e4m3.gradients[STEPS].gradient_cosine < 1
+    assert 0.98 < e4m3.gradients[STEPS].exact.cosine < 1
 
 
 def test_gradients_in_e5m2_are_noisier_than_in_e4m3(exact):
     """One fraction bit less is twice the error, and 1 - cosine goes with its square."""
     lost = {}
     for format in (E4M3, E5M2):
-        (agreement,) = tiny(Products(gradients=format), steps=1, probe=[0]).gradients.values()
-        lost[format] = 1 - agreement.gradient_cosine
-        assert agreement.gradient_gain == pytest.approx(1, abs=0.01)  # noise, no bias
+        (agreements,) = tiny(Products(gradients=format), steps=1, probe=[0]).gradients.values()
+        lost[format] = 1 - agreements.exact.cosine
+        assert agreements.exact.gain == pytest.approx(1, abs=0.01)  # noise, no bias
     assert 2 < lost[E5M2] / lost[E4M3] < 8  # 4, with a factor of 2 for saturation, subnormals and the sample
 
 
 def test_gradients_without_scales_vanish():
     """Negative control: a mean over 128 tokens leaves dY far below the smallest number of plain FP8."""
-    (agreement,) = tiny(Products(gradients="fp8_e4m3"), steps=1, probe=[0]).gradients.values()
-    assert abs(agreement.gradient_gain) < 0.5
+    (agreements,) = tiny(Products(gradients="fp8_e4m3"), steps=1, probe=[0]).gradients.values()
+    assert abs(agreements.exact.gain) < 0.5
 
 
 def test_the_first_step_that_is_not_finite_is_named_and_updates_nothing():
