@@ -5,6 +5,7 @@ from collections.abc import Callable
 import polars as pl
 from matplotlib.figure import Figure
 
+from muon_lab.figures.convergence import convergence
 from muon_lab.figures.designs import designs
 from muon_lab.figures.error_budget import error_budget
 from muon_lab.figures.layout_error import blockwise
@@ -17,6 +18,7 @@ from muon_lab.nearest import unknown
 
 __all__ = [
     "blockwise",
+    "convergence",
     "designs",
     "draw",
     "emulation",
@@ -33,6 +35,7 @@ _STUDIES: dict[str, Callable[[pl.DataFrame], Figure]] = {
     "orthogonalization": orthogonalization,
     "blockwise": blockwise,
     "stability": stability,
+    "convergence": convergence,
     "schedules": schedules,
     "designs": designs,
     "speed": speed,

@@ -23,6 +23,7 @@ NAMES = (
     "orthogonalization",
     "blockwise",
     "stability",
+    "convergence",
     "schedules",
     "designs",
     "speed",
