@@ -120,8 +120,9 @@ def settle(method: str, steps: int) -> int | None:
     """Check a method and its number of steps; None where steps do not matter. Raises ``ValueError``."""
     if method in EXACT:
         return None
-    if ":" not in method and "(" not in method and method not in (*known(), *schedules.circulating(), *schedules.tuned_names()):
-        raise unknown("method", method, (*known(), *schedules.circulating(), *schedules.tuned_names()))
+    named = (*known(), *schedules.circulating(), *schedules.tuned_names())
+    if ":" not in method and "(" not in method and method not in named:
+        raise unknown("method", method, named)
     found = parse(method, steps)
     return found.schedule.steps + found.drop
 

@@ -43,7 +43,7 @@ def test_nothing_ambient_is_set_inside_the_library():
 
 
 def test_the_newton_schulz_loop_is_written_once():
-    """Whoever iterates over coefficients of a schedule with matrices is the engine, its Gram form, or the slow reference."""
+    """Whoever iterates over coefficients of a schedule with matrices is the engine, its Gram form, or the reference."""
     loops = [
         path.name
         for path in MODULES

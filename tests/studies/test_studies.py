@@ -259,7 +259,6 @@ def test_flops_are_counted_by_hand_for_a_tiny_matrix():
     assert methods.work("qdwh", None, 2, 3) is None
 
 
-
 @pytest.mark.parametrize("peer", ["torch", "pytorch_optimizer", "pytorch_optimizer_gram"])
 def test_peers_agree_with_the_lab(peer):
     pytest.importorskip("torch.optim._muon" if peer == "torch" else "pytorch_optimizer")
