@@ -9,6 +9,7 @@ from muon_lab.figures.convergence import convergence
 from muon_lab.figures.designs import designs
 from muon_lab.figures.error_budget import error_budget
 from muon_lab.figures.layout_error import blockwise
+from muon_lab.figures.preconditioner import preconditioner
 from muon_lab.figures.ratios import emulation, speed
 from muon_lab.figures.scalar_maps import schedules
 from muon_lab.figures.stability import stability
@@ -25,6 +26,7 @@ __all__ = [
     "error_budget",
     "names",
     "orthogonalization",
+    "preconditioner",
     "schedules",
     "speed",
     "stability",
@@ -36,6 +38,7 @@ _STUDIES: dict[str, Callable[[pl.DataFrame], Figure]] = {
     "blockwise": blockwise,
     "stability": stability,
     "convergence": convergence,
+    "preconditioner": preconditioner,
     "schedules": schedules,
     "designs": designs,
     "speed": speed,
@@ -49,8 +52,8 @@ def names() -> tuple[str, ...]:
 
     Examples
     --------
-    >>> names()[:3]
-    ('orthogonalization', 'blockwise', 'stability')
+    >>> names()[:5]
+    ('orthogonalization', 'blockwise', 'stability', 'convergence', 'preconditioner')
     """
     return tuple(_STUDIES)
 

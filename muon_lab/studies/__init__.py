@@ -24,6 +24,7 @@ NAMES = (
     "blockwise",
     "stability",
     "convergence",
+    "preconditioner",
     "schedules",
     "designs",
     "speed",
