@@ -20,8 +20,8 @@ class REKLS(SOAP):
     With a small eps a rectangular matrix is not determined by float32, nor at first by float64: the first factors are
     1 / eps too large, so that the zero values of the singular one are rounding far above eps, and what later gradients
     add there stays below its rounding for tens of steps. After 30 steps of 64 by 32 with eps = 1e-8, one step in
-    float32 is 15 % off the same step in float64; with ``start=1`` it is 0.03 % off, and 0.001 % with `rotated` second
-    moments besides. Starting there, skip the first step (``first_step="skip"``): see `soap`.
+    float32 is 15 % off the same step in float64; with ``start=1`` it is 1e-5 off. Starting
+    there, skip the first step (``first_step="skip"``): see `soap`.
 
     Parameters
     ----------

