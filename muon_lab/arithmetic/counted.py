@@ -48,7 +48,7 @@ class Counted:
     @property
     def flops(self) -> float:
         """Multiplications and additions of all products."""
-        return sum(product.flops for product in self.products)
+        return sum((product.flops for product in self.products), 0.0)
 
     @property
     def norm(self) -> Callable[[Tensor], Tensor]:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
         orders,
         process_groups,
         rendezvous,
+        sharded,
+        volume,
         worlds,
     )
 
@@ -30,6 +32,8 @@ __all__ = [
     "orders",
     "process_groups",
     "rendezvous",
+    "sharded",
+    "volume",
     "worlds",
 ]
 __getattr__, __dir__ = lazy.attach(__name__, {name: name for name in __all__})

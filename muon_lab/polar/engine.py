@@ -132,7 +132,7 @@ def enter(G: Tensor, arithmetic: Arithmetic) -> Float[Tensor, "*flat p q"]:
     """
     check(G)
     X = G.mT if _tall(G) else G
-    X = (X.reshape(-1, *X.shape[-2:]) if X.ndim > 3 else X).contiguous()  # the order of sums must not depend on strides
+    X = (X.flatten(0, -3) if X.ndim > 3 else X).contiguous()  # the order of sums must not depend on strides
     if G.numel() == 0:
         return torch.zeros_like(X)
     norm = arithmetic.norm(X)

@@ -32,7 +32,7 @@ def test_the_image_of_singular_values_is_that_of_the_schedule(name, positions, a
 
 
 @pytest.mark.parametrize(
-    "shape", [(3, 7), (7, 3), (2, 5, 9), (2, 9, 5), (2, 3, 4, 6), (1, 4), (4, 1), (0, 3), (2, 0, 4)]
+    "shape", [(3, 7), (7, 3), (2, 5, 9), (2, 9, 5), (2, 3, 4, 6), (1, 4), (4, 1), (0, 3), (2, 0, 4), (2, 3, 0, 5)]
 )
 def test_shapes_dtypes_and_strides_are_those_of_the_plain_loop(shape):
     G = torch.randn(shape, generator=torch.Generator().manual_seed(0))
