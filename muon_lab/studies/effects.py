@@ -147,8 +147,8 @@ def runaway(a: float, b: float, c: float) -> float:
 
     Examples
     --------
-    >>> print(f"{runaway(1.875, -1.25, 0.375):.4f} {runaway(3.4445, -4.7750, 2.0315):.4f} {runaway(1.5, -0.5, 0):.4f}")
-    1.5275 1.2637 2.2361
+    >>> [round(runaway(*row), 4) for row in ((1.875, -1.25, 0.375), (3.4445, -4.7750, 2.0315), (1.5, -0.5, 0.0))]
+    [1.5275, 1.2637, 2.2361]
     """
     squares = np.concatenate([np.roots([c, b, a - 1]), np.roots([c, b, a + 1])])
     return math.sqrt(max((square.real for square in squares if np.isreal(square) and square.real > 0), default=0.0))
