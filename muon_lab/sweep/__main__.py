@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from muon_lab import studies
-from muon_lab.sweep import arguments
+from muon_lab.sweep import arguments, fingerprint
 from muon_lab.sweep.arguments import Help, Options, Request
 from muon_lab.sweep.grid import Experiment, Plan, plan
 
@@ -20,8 +20,12 @@ OK, FAILED, BAD_ARGUMENTS, INTERRUPTED = 0, 1, 2, 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; return its exit status: 0 all well, 1 a case errored, 2 bad arguments, 130 interrupted."""
+    given = list(sys.argv[1:] if argv is None else argv)
     try:
-        request = arguments.read(sys.argv[1:] if argv is None else argv)
+        if given[:1] == ["fingerprint"]:
+            fingerprint.run(given[1:])
+            return OK
+        request = arguments.read(given)
         plans = _planned(request)
         return _dry_run(request, plans) if request.options.dry_run else _run(request, plans)
     except KeyboardInterrupt:

@@ -31,7 +31,9 @@ DESCRIPTION = f"""Measure orthogonalized optimizers against exact oracles, one r
 
 {PROGRAM} STUDY --help shows the axes of a study.
 
-{PROGRAM} experiments/NAME/sweep.toml runs a named experiment; axes given on the command line replace its own."""
+{PROGRAM} experiments/NAME/sweep.toml runs a named experiment; axes given on the command line replace its own.
+
+{PROGRAM} fingerprint --optimizer torch.optim.Muon tells which Muon an optimizer is."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ def overview() -> tuple[Experiment, ...]:
 
 def _overview(given: list[str]) -> Request:
     _inspected(given, None, "the overview")
-    options = _run_tyro(given, Options, Options(), PROGRAM, DESCRIPTION)
+    options = with_tyro(given, Options, Options(), PROGRAM, DESCRIPTION)
     experiments = overview()
     if options.matrices is not None:
         experiments = tuple(
@@ -234,7 +236,7 @@ def _parsed(given: Sequence[str], study: Study, experiment: Experiment, target: 
         frozen=True,
     )
     description = f"{experiment.question or study.question}\n\n{_columns(study)}"
-    return _run_tyro(given, both, both(), f"{PROGRAM} {target}", description)
+    return with_tyro(given, both, both(), f"{PROGRAM} {target}", description)
 
 
 def _columns(study: Study) -> str:
@@ -243,7 +245,7 @@ def _columns(study: Study) -> str:
     )
 
 
-def _run_tyro(given: Sequence[str], kind: Any, default: Any, program: str, description: str) -> Any:
+def with_tyro(given: Sequence[str], kind: Any, default: Any, program: str, description: str) -> Any:
     """Parse with tyro, which prints its help itself; its boxed complaint becomes one sentence."""
     import tyro
 

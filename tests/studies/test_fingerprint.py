@@ -1,0 +1,506 @@
+"""Which Muon is this: what is planted is read back, peers are told apart, and what does not show is not claimed."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from muon_lab import optim, polar
+from muon_lab.arithmetic import Rounded
+from muon_lab.optim.step import DECAYS, FORMS, SCALES
+from muon_lab.studies.fingerprint import Setting, Subject, candidates, examine, load, mixture, probes, subject
+from muon_lab.studies.fingerprint.image import Match
+from muon_lab.studies.fingerprint.momentum import found_buffer
+
+KELLER = (3.4445, -4.7750, 2.0315)
+
+#: Directions in bfloat16 of two implementations, five steps apart, differ by at most a few times 2^-8 times the
+#: amplification of the schedules at hand, which is about 5.
+BF16 = 6 * 5 * 2.0**-8
+
+
+class Written(torch.optim.Optimizer):
+    """A Muon written out, with one choice of everything that a fingerprint must tell apart."""
+
+    def __init__(self, params, lr=0.1, weight_decay=0.0, **choices):
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+        plain = {"rule": "plain", "mu": 0.9, "form": "average", "eps": 1e-7, "place": "clamp", "safety": 1.0}
+        self.choices = {**plain, "decay": "decoupled", "triples": [KELLER] * 5, "scale": lambda m, n: 1.0, **choices}
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.update(p, group["lr"], group["weight_decay"])
+
+    def update(self, p, lr, weight_decay):
+        choice, state = self.choices, self.state[p]
+        mu, t = choice["mu"], state["step"] = choice["mu"], state.get("step", 0) + 1
+        fresh = 1 - mu if choice["form"] == "average" else 1.0
+        M = state["momentum_buffer"] = mu * state.get("momentum_buffer", torch.zeros_like(p)) + fresh * p.grad
+        C = {
+            "plain": lambda: M,
+            "nesterov": lambda: mu * M + fresh * p.grad,
+            "added": lambda: M + p.grad,
+            "corrected": lambda: mu * M / (1 - mu ** (t + 1)) + (1 - mu) * p.grad / (1 - mu**t),
+            "newest": lambda: M + p.grad * (t == 2),
+        }[choice["rule"]]()
+        size = choice["scale"](*p.shape)
+        U = size * self.direction(C)
+        rate = {
+            "decoupled": lr,
+            "adjusted": lr * size,
+            "independent": 1.0,
+            "palm": lr * lr,
+            "cautious": lr,
+            "after": lr,
+        }
+        rate = rate[choice["decay"]] * weight_decay
+        if choice["decay"] == "after":
+            p.copy_((1 - rate) * (p - lr * U))
+        elif choice["decay"] == "cautious":
+            p.copy_(p - rate * p * (U * p > 0) - lr * U)
+        else:
+            p.copy_((1 - rate) * p - lr * U)
+
+    def direction(self, C):
+        norm, eps = self.choices["safety"] * C.norm(), self.choices["eps"]
+        X = (
+            C
+            / {"clamp": norm.clamp(min=eps), "add": norm + eps, "root": (norm**2 + eps**2).sqrt()}[
+                self.choices["place"]
+            ]
+        )
+        X = X.T if C.shape[0] > C.shape[1] else X
+        for a, b, c in self.choices["triples"]:
+            A = X @ X.T
+            X = a * X + (b * A + c * A @ A) @ X
+        return X.T if C.shape[0] > C.shape[1] else X
+
+
+def card(**choices):
+    return examine(Subject(Written, choices))
+
+
+def values(found):
+    return {name: finding.value for name, finding in found.findings.items()}
+
+
+# --- what is planted is read back -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rule", "mu", "form"),
+    [("plain", 0.9, "sum"), ("nesterov", 0.8, "average"), ("corrected", 0.95, "average"), ("added", 0.7, "average")],
+)
+def test_momentum_is_read_back(rule, mu, form):
+    found = values(card(rule=rule, mu=mu, form=form))
+    assert (found["momentum"], found["nesterov"], found["form"]) == (mu, rule, form)
+
+
+def test_without_momentum_nothing_is_said_about_it():
+    found = card(mu=0.0, rule="nesterov").findings
+    assert found["momentum"].value == 0
+    assert not found["nesterov"].known
+    assert not found["form"].known
+
+
+def test_a_mixture_that_no_rule_makes_is_unknown():
+    found = card(rule="newest").findings
+    assert not found["momentum"].known
+    assert "no known rule" in found["momentum"].said
+
+
+@pytest.mark.parametrize(
+    ("place", "shown"), [("clamp", "max(‖C‖, eps)"), ("add", "‖C‖ + eps"), ("root", "√(‖C‖² + eps²)")]
+)
+def test_eps_and_its_place_are_read_back(place, shown):
+    found = values(card(place=place, eps=2e-6))["small_gradients"]
+    assert found["place"] == shown
+    assert found["eps"] == pytest.approx(2e-6, rel=0.1)  # eps is said to one digit
+
+
+def test_a_safety_factor_is_read_back():
+    found = card(safety=1.02, eps=1e-12, triples=polar.schedules.get("polar_express_1.02_5").rows)
+    assert values(found)["schedule"] == "polar_express_1.02_5, 5 steps"
+    assert values(found)["start"] == {"start": "frobenius", "safety": 1.02}
+    assert found.largest < 1e-5  # two orders of operations in float32, amplified
+
+
+@pytest.mark.parametrize("decay", ["decoupled", "independent", "palm", "cautious", "after", "adjusted"])
+def test_decay_is_read_back(decay):
+    found = values(card(decay=decay, weight_decay=0.03, scale=lambda m, n: math.sqrt(max(1, m / n))))["weight_decay"]
+    form = decay if decay in ("independent", "palm", "adjusted") else "decoupled"
+    assert found == {"form": form, "value": 0.03, "masked": decay == "cautious", "after": decay == "after"}
+
+
+def test_the_form_of_a_decay_that_is_switched_off_is_shown():
+    found = card(decay="palm").findings["weight_decay"]
+    assert found.value["value"] == 0
+    assert "if weight_decay were" in found.said
+    assert "palm" in found.said
+
+
+def test_a_triple_that_is_in_no_list_is_fitted():
+    found = card(triples=[(2.2, -1.9, 0.7)] * 6, mu=0.5)
+    assert found.findings["schedule"].said == "(2.2, -1.9, 0.7) at every one of 6 steps"
+    assert found.largest < 1e-5
+
+
+def test_a_table_that_is_in_no_list_is_unknown_and_described():
+    rows = [*polar.schedules.get("quintic").rows[:3], (2.9, -3.2, 1.3), (1.9, -1.3, 0.4)]
+    found = card(triples=rows)
+    assert not found.findings["schedule"].known
+    assert not found.findings["iteration"].known
+    assert "its image runs from" in found.findings["schedule"].said
+    assert "the schedule is the nearest known one" in found.remarks
+
+
+def test_a_table_a_percent_off_a_known_one_is_not_taken_for_it():
+    rows = [(1.01 * a, b, c) for a, b, c in polar.schedules.get("quintic").rows]
+    assert not card(triples=rows).findings["schedule"].known
+
+
+def test_the_last_rows_of_a_table_are_told_from_the_first():
+    rows = polar.schedules.get("quintic").rows
+    assert values(card(triples=rows[-4:]))["schedule"] == "the last 4 steps of quintic"
+    assert values(card(triples=rows[:4]))["schedule"] == "quintic, 4 steps"
+
+
+def test_an_unknown_scale_is_shown_as_measured():
+    found = card(scale=lambda m, n: (m * n) ** 0.25).findings["scale"]
+    assert not found.known
+    assert "16x16 2," in found.said
+
+
+def test_a_gradient_that_a_step_overwrites_is_noticed():
+    class Overwriting(Written):
+        def update(self, p, lr, weight_decay):
+            super().update(p, lr, weight_decay)
+            p.grad.zero_()
+
+    assert values(card())["side_effects"] == []
+    assert values(examine(Subject(Overwriting)))["side_effects"] == ["gradient"]
+
+
+# --- every combination of the lab's own options -----------------------------------------------------------------------
+
+
+def directions():
+    """Directions that a name, a number of steps and a start choose, each with the finding that says so."""
+    exact = st.just((polar.svd, "the exact polar factor", "frobenius"))
+    names = ("simple", "quintic", "polar_express", "cubic5", "deepseekv4", "polar_express_1.02_5", "modula6", "taylor")
+    scheduled = st.tuples(st.sampled_from(names), st.sampled_from(("frobenius", "schatten4", "spectral", "aol")))
+
+    def made(pair):
+        schedule = polar.schedules.get(pair[0])
+        said = f"{schedule.name}, {schedule.steps} steps"
+        return (lambda: polar.newton_schulz(schedule, start=pair[1])), said, pair[1]
+
+    return st.one_of(exact, scheduled.map(made))
+
+
+@pytest.mark.slow
+@settings(max_examples=12)
+@given(
+    direction=directions(),
+    momentum=st.sampled_from((0.0, 0.3, 0.9, 0.95, 0.997)),
+    nesterov=st.booleans(),
+    form=st.sampled_from(FORMS),
+    scale=st.sampled_from(SCALES),
+    extra=st.sampled_from((1.0, 0.437)),
+    decay=st.sampled_from(DECAYS),
+    weight_decay=st.sampled_from((0.0, 0.03)),
+    adapt=st.sampled_from((None, None, "normuon", "namo", "adamuon")),
+)
+def test_any_setting_of_the_lab_is_recovered_bit_for_bit(
+    direction, momentum, nesterov, form, scale, extra, decay, weight_decay, adapt
+):
+    make, said, start = direction
+    decay = "decoupled" if adapt == "namo" and decay == "l2" else decay
+    plain = {"momentum": momentum, "nesterov": nesterov, "form": form, "scale": scale, "extra": extra, "decay": decay}
+    found = examine(
+        Subject(optim.Muon, {"lr": 0.1, "weight_decay": weight_decay, "direction": make(), "adapt": adapt, **plain})
+    )
+    shown = values(found)
+    assert shown["schedule"] == said
+    assert shown["iteration"] == "fp32"
+    assert shown["momentum"] == momentum
+    assert shown["divided_by"]["name"] == (adapt or "none")
+    assert shown["weight_decay"]["value"] == weight_decay
+    assert shown["small_gradients"] is None or adapt == "namo" or shown["small_gradients"]["place"] == "none"
+    assert shown["not_finite"] == {"NaN": "nothing changes", "infinity": "nothing changes"}
+    if momentum:
+        assert (shown["nesterov"], shown["form"]) == ("nesterov" if nesterov else "plain", form)
+    if said != "the exact polar factor":
+        assert shown["start"]["start"] == start
+    if weight_decay:
+        assert shown["weight_decay"]["form"] == decay
+    assert found.largest == 0
+    assert not [remark for remark in found.remarks if "no eps" not in remark]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["bf16", "fp16", "tf32"])
+def test_the_format_of_the_iteration_is_told(form):
+    direction = polar.newton_schulz(polar.schedules.get("quintic"), Rounded(form))
+    found = examine(Subject(optim.Muon, {"lr": 0.1, "direction": direction, "nesterov": True, "momentum": 0.9}))
+    assert values(found)["schedule"] == "quintic, 5 steps"
+    assert values(found)["iteration"] == form
+    assert found.largest == 0
+
+
+def test_mop_is_the_exact_factor_by_the_nuclear_norm():
+    found = examine(Subject(optim.MOP, {"lr": 0.1, "weight_decay": 0.1, "decay": "independent"}))
+    assert values(found)["schedule"] == "the exact polar factor"
+    assert values(found)["scale"] == {"mode": "nuclear_norm", "extra": 1.0}
+    assert values(found)["size"] == 1
+    assert found.largest == 0
+
+
+# --- peers ------------------------------------------------------------------------------------------------------------
+
+
+def test_torch():
+    found = examine(Subject(torch.optim.Muon))
+    shown = values(found)
+    assert shown["schedule"] == "simple, 5 steps"
+    assert shown["iteration"] == "bf16"
+    assert shown["start"] == {"start": "frobenius", "safety": 1.0}
+    assert shown["scale"] == {"mode": "shape_scaling", "extra": 1.0}
+    assert (shown["momentum"], shown["nesterov"], shown["form"]) == (0.95, "nesterov", "average")
+    assert shown["weight_decay"] == {"form": "decoupled", "value": 0.1, "masked": False, "after": False}
+    assert shown["small_gradients"]["place"] == "max(‖C‖, eps)"
+    assert shown["small_gradients"]["eps"] == pytest.approx(1e-7, rel=0.1)
+    assert shown["zero_gradient"] == "nothing"
+    assert set(shown["not_finite"].values()) == {"weights are not finite from then on"}
+    assert found.largest < BF16
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "aspect", "expected"),
+    [
+        ({"ns_steps": 6}, "schedule", "simple, 6 steps"),
+        ({"ns_coefficients": (2.0, -1.5, 0.5), "ns_steps": 7}, "schedule", "the triple of its own settings, 7 steps"),
+        ({"adjust_lr_fn": "match_rms_adamw"}, "scale", {"mode": "match_rms_adamw", "extra": 1.0}),
+        ({"nesterov": False, "momentum": 0.8}, "momentum", 0.8),
+    ],
+)
+def test_torch_with_other_arguments(kwargs, aspect, expected):
+    found = examine(Subject(torch.optim.Muon, kwargs))
+    assert values(found)[aspect] == expected
+    assert found.largest < BF16
+
+
+def test_a_momentum_that_torch_overwrites_is_noticed_where_it_does():
+    """pytorch/pytorch#194664: with bfloat16 parameters and without look-ahead the buffer is normalised in place."""
+    p = torch.nn.Parameter(torch.zeros(4, 4, dtype=torch.bfloat16))
+    p.grad = torch.full_like(p, 64.0)
+    optimizer = torch.optim.Muon([p], nesterov=False)
+    optimizer.step()
+    overwritten = float(optimizer.state[p]["momentum_buffer"].norm()) < 2
+    found = values(examine(Subject(torch.optim.Muon, {"nesterov": False})))["side_effects"]
+    assert ("momentum" in found) == overwritten
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "kwargs", "expected"),
+    [
+        ("Muon", {}, {"schedule": "simple, 5 steps", "iteration": "bf16", "side_effects": ["gradient"]}),
+        ("Muon", {"ns_coeffs": "quintic"}, {"schedule": "quintic, 5 steps", "iteration": "bf16"}),
+        (
+            "Muon",
+            {"ns_coeffs": "polar_express", "ns_method": "gram_newton_schulz", "use_adjusted_lr": True},
+            {
+                "schedule": "polar_express_1.01, 5 steps",
+                "iteration": "fp16",
+                "scale": {"mode": "match_rms_adamw", "extra": 1.0},
+            },
+        ),
+        (
+            "Muon",
+            {"weight_decay": 0.1, "weight_decouple": False},
+            {"weight_decay": {"form": "l2", "value": 0.1, "masked": False, "after": False}},
+        ),
+        (
+            "SCION",
+            {},
+            {"schedule": "simple, 5 steps", "scale": {"mode": "unit_rms_norm", "extra": 1.0}, "momentum": 0.9},
+        ),
+    ],
+)
+def test_pytorch_optimizer(name, kwargs, expected):
+    package = pytest.importorskip("pytorch_optimizer")
+    found = examine(Subject(getattr(package, name), kwargs))
+    assert found.adapter == ("groups" if name == "Muon" else "parameters")
+    assert {aspect: values(found)[aspect] for aspect in expected} == expected
+    assert found.largest < BF16
+
+
+@pytest.mark.parametrize("name", ["AdaMuon", "NorMuon"])
+def test_a_second_moment_of_another_kind_is_not_taken_for_one_of_the_labs(name):
+    package = pytest.importorskip("pytorch_optimizer")
+    found = examine(Subject(getattr(package, name)))
+    assert not found.findings["divided_by"].known
+    assert values(found)["schedule"] == "simple, 5 steps"
+    assert "what divides the direction is not a rule of optim.Muon" in found.remarks
+
+
+# --- others -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cls", [torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adafactor, torch.optim.SGD])
+def test_what_is_no_muon_has_no_setting(cls):
+    found = examine(Subject(cls, {"lr": 0.1}))
+    assert found.setting is None
+    assert found.largest is None
+    assert "no setting of optim.Muon is of this kind" in str(found)
+
+
+class Stochastic(Written):
+    def direction(self, C):
+        X = super().direction(C)
+        return X + 2.0**-9 * X * torch.rand_like(X)
+
+
+def test_a_step_that_draws_numbers_is_said_to_and_leaves_the_generator_alone():
+    first, second = (examine(Subject(Stochastic)) for _ in range(2))
+    assert "draws random numbers" in first.findings["kind"].said
+    assert first.data() == second.data()
+
+
+def test_examining_is_deterministic():
+    one, other = (json.dumps(examine(Subject(torch.optim.Muon)).data(), allow_nan=False) for _ in range(2))
+    assert one == other
+
+
+# --- the setting ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("form", "safety", "adapt", "start"),
+    [
+        ("fp32", 1.0, None, "frobenius"),
+        ("bf16", 1.02, ("adamuon", 0.9), "frobenius"),
+        ("float32", 1.0, ("normuon", 0.95), "schatten4"),
+    ],
+)
+def test_the_printed_lines_build_the_setting(form, safety, adapt, start):
+    known = {each.argument: each for each in candidates.known()}
+    match = Match(known["cans", 5], start, safety)
+    setting = Setting({"lr": 0.1, "momentum": 0.9, "nesterov": True}, match, form, adapt)
+    W = probes.gaussian(6, 4, 1)
+    built = [torch.nn.Parameter(W.clone()) for _ in range(2)]
+    *before, call = str(setting).split("\n\n")
+    names = {"params": [built[0]]}
+    exec("\n".join(before), names)
+    optimizers = [eval(call, names), setting.build([built[1]])]
+    for p, optimizer in zip(built, optimizers, strict=True):
+        p.grad = probes.gaussian(6, 4, 2)
+        optimizer.step()
+    assert torch.equal(*built)
+    assert not torch.equal(built[0], W)
+
+
+# --- the pieces -------------------------------------------------------------------------------------------------------
+
+
+def test_a_search_finds_where_two_curves_meet():
+    directions_ = np.random.default_rng(0).standard_normal((3, 40))
+
+    def response(x):
+        return np.tanh(directions_[0] + x * directions_[1] + x * x * directions_[2])
+
+    found = mixture.solved(response(0.3217), response)
+    assert abs(found.value - 0.3217) <= found.error + mixture.FLOOR
+    assert found.explains
+    assert not mixture.solved(response(0.3217) + 0.1 * directions_[2], response).explains
+
+
+def test_a_state_that_is_not_linear_in_the_gradients_is_no_buffer():
+    assert found_buffer(Subject(torch.optim.RMSprop)) is None
+    adam = found_buffer(Subject(torch.optim.Adam))
+    assert (adam.name, adam.form) == ("exp_avg", "average")
+    assert adam.kept == pytest.approx(0.9, rel=1e-6)
+
+
+def test_planted_singular_values_survive_the_iteration_one_by_one():
+    """A planted gradient in bfloat16 gives what its singular values give alone, to the roundings of each."""
+    s = np.array([1.0, 0.3, 1e-2, 1e-4])
+    G = probes.planted(s, 16, 32)
+    schedule = polar.schedules.get("quintic")
+    image = probes.read(polar.newton_schulz(schedule, Rounded("bf16"))(G), 4)
+    expected = schedule.map(s / np.linalg.norm(s))
+    assert np.abs(image / expected - 1).max() < 5 * 6 * 2.0**-8  # five steps of six roundings each, all one way
+
+
+def test_extremes_are_findings_and_no_exceptions():
+    class Picky(Written):
+        def update(self, p, lr, weight_decay):
+            if not 1e-20 < float(p.grad.norm()) < 1e20:
+                raise FloatingPointError("such a gradient")
+            super().update(p, lr, weight_decay)
+
+    found = examine(Subject(Picky))
+    assert values(found)["zero_gradient"] == "raises"
+    assert "raises FloatingPointError: such a gradient" in found.findings["not_finite"].said
+    assert "the step raises" in found.findings["large_gradients"].said
+
+
+# --- what cannot be examined ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("Muon", "'Muon' is no dotted path"),
+        ("nowhere.Muon", "there is no module 'nowhere'"),
+        ("torch.optim.Moun", "did you mean torch.optim.Muon?"),
+        ("torch.nn.Linear", "torch.nn.Linear is no subclass of torch.optim.Optimizer"),
+        ("torch.optim.lr_scheduler.StepLR", "is no subclass"),
+    ],
+)
+def test_what_is_no_optimizer_is_refused(path, sentence):
+    with pytest.raises(ValueError, match=r"^[^\n]*$") as refusal:
+        load(path)
+    assert sentence in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("cls", "kwargs", "sentence"),
+    [
+        (torch.optim.Muon, {"lr": -1.0}, "refuses to be made with lr=-1.0: ValueError: Learning rate"),
+        (torch.optim.Muon, {"spelled": 1}, "refuses to be made with spelled=1: TypeError"),
+        (optim.Muon, {}, "refuses to be made with its defaults: TypeError"),
+        (torch.optim.LBFGS, {}, "takes no step on a float32 matrix: TypeError"),
+        (torch.optim.SparseAdam, {}, "takes no step on a float32 matrix: RuntimeError"),
+    ],
+)
+def test_what_cannot_be_made_or_stepped_is_refused_in_one_sentence(cls, kwargs, sentence):
+    with pytest.raises(ValueError, match=r"^[^\n]*$") as refusal:
+        examine(Subject(cls, kwargs))
+    assert sentence in str(refusal.value)
+
+
+def test_groups_and_adapters_hand_over_parameters():
+    class Flagged(Written):
+        def __init__(self, param_groups):
+            assert all(group.pop("use_muon") for group in param_groups)
+            super().__init__(param_groups)
+
+    assert Subject(Flagged, {"lr": 0.5}).way() == "groups"
+    assert Subject(Flagged, {"lr": 0.5}).settings()["lr"] == 0.5
+
+    def halved(cls, parameters, kwargs):
+        return cls(parameters, lr=kwargs["lr"] / 2)
+
+    assert Subject(Written, {"lr": 1.0}, halved).settings()["lr"] == 0.5
+    assert Subject(Written, {"lr": 1.0}, halved).way() == "halved"
+    with pytest.raises(ValueError, match="unknown adapter 'group'"):
+        subject.adapter_named("group")
+    assert subject.adapter_named("muon_lab.polar.svd") is polar.svd
