@@ -292,6 +292,54 @@ def _training_entries(part: Part) -> Entries:
     return {label: Line2D([], [], marker=when.marker, **grey) for label, when in WHENS.items()}
 
 
+#: In the order of the page.
+OPTIMIZERS = ("adamw", "muon", "mop", "soap", "rekls")
+PLACES = ("products", "momentum", "second_moment", "factors")
+
+
+def _held(part: Part) -> list[tuple[str, str]]:
+    """Return which places of which optimizers are in the table."""
+    found = set(part.rows.select("optimizer", "place").iter_rows())
+    return [pair for pair in product(OPTIMIZERS, PLACES) if pair in found]
+
+
+def _stored(part: Part) -> list[tuple[kinds.Kind, str]]:
+    """Return which formats are rounded how, in the order of the house."""
+    found = set(part.rows.select("format", "scale_mode", "rounding").iter_rows())
+    return [(kind, name) for kind in kinds.present(part.rows) for name in ROUNDINGS if (*kind, name) in found]
+
+
+def _optimizer(band: SubFigure, part: Part) -> None:
+    arms, stored = _held(part), _stored(part)
+    _, (gap, away) = _panels(band, 2, 2, sharey=True)
+    for (row, (optimizer, place)), (shift, (kind, rounding)) in product(
+        enumerate(arms), zip(rows.dodge(len(stored)), stored, strict=True)
+    ):
+        own = kinds.of(part.rows, kind).filter(optimizer=optimizer, place=place, rounding=rounding)
+        look = kind.look | {"marker": STORED[rounding], "markersize": 2.8}
+        for axes, metric in ((gap, "loss_gap"), (away, "error")):
+            rows.dot(axes, own[metric], row + shift, look, f"{optimizer} {place} {kind.format} {rounding}")
+    for axes, label in ((gap, "loss gap, nat/byte"), (away, "distance to the weights of the float32 run")):
+        axes.set_xlabel(label)
+        rows.name(axes, [f"{optimizer}, {place.replace('_', ' ')}" for optimizer, place in arms])
+    gap.axvline(0.0, color=style.GREY, linewidth=0.6, zorder=1)
+    gap.xaxis.set_major_locator(MaxNLocator(4))
+    style.log10(away, "x", *rows.limits(part.rows["error"]), most=4)
+
+
+#: How a state was rounded.
+STORED = {"nearest": "o", "stochastic": "D"}
+
+
+def _optimizer_entries(part: Part) -> Entries:
+    grey: style.Look = {"color": style.GREY, "linestyle": "", "markersize": 3.5}
+    found = {name for _, name in _stored(part)}
+    roundings = {
+        ROUNDINGS[name]: Line2D([], [], marker=marker, **grey) for name, marker in STORED.items() if name in found
+    }
+    return {**kinds.entries(part.all), **(roundings if len(found) > 1 else {})}
+
+
 def _named(arms: Sequence[tuple[kinds.Kind, str]]) -> list[tuple[tuple[kinds.Kind, str], str]]:
     return list(zip(arms, kinds.names(kind for kind, _ in arms), strict=True))
 
@@ -323,7 +371,21 @@ BANDS: Mapping[str, Band] = {
         _training,
         _training_entries,
     ),
+    "optimizer": Band(
+        ("loss_gap", "error"),
+        1.0,
+        lambda part: _stack(len(_held(part)), len(_stored(part))) + FRAME - 0.2,
+        _optimizer,
+        _optimizer_entries,
+    ),
 }
 
 #: Which effects share a row of the page.
-PAGE: Sequence[Sequence[str]] = (("products",), ("gradient",), ("momentum",), ("factor", "polar"), ("training",))
+PAGE: Sequence[Sequence[str]] = (
+    ("products",),
+    ("gradient",),
+    ("momentum",),
+    ("factor", "polar"),
+    ("training",),
+    ("optimizer",),
+)

@@ -169,7 +169,7 @@ def measure(case: Case) -> Metrics:
     """Return the metrics of one case."""
     from muon_lab.studies.descent import PROBLEMS, descend
 
-    maker, watched = _maker(case)
+    maker, watched = made(case)
     run = descend(PROBLEMS[case["problem"]](case["seed"]), maker, case["updates"], watched)
     metrics = _metrics(case, run)
     if run.failed is not None:
@@ -206,7 +206,7 @@ def _middle(values: Sequence[float | None]) -> float | None:
     return median(found) if found else None
 
 
-def _maker(case: Case) -> tuple["Maker", "Watched | None"]:
+def made(case: Case) -> tuple["Maker", "Watched | None"]:
     """Return what makes the optimizer of the hidden matrices, and its orthogonalizer if it has one."""
     from functools import partial
 

@@ -241,7 +241,13 @@ class Descent:
     step_seconds: float
 
 
-def descend(problem: Problem, matrix: Maker, updates: int, watched: Watched | None = None) -> Descent:
+def descend(
+    problem: Problem,
+    matrix: Maker,
+    updates: int,
+    watched: Watched | None = None,
+    after: Callable[[torch.optim.Optimizer], None] | None = None,
+) -> Descent:
     """Descend for a number of steps.
 
     Parameters
@@ -254,6 +260,8 @@ def descend(problem: Problem, matrix: Maker, updates: int, watched: Watched | No
         Steps, at least as many as there are `MARKS`.
     watched : Watched, optional
         The orthogonalizer of that optimizer.
+    after : callable, optional
+        Called with that optimizer after every step.
 
     Raises
     ------
@@ -285,6 +293,8 @@ def descend(problem: Problem, matrix: Maker, updates: int, watched: Watched | No
             return run.ended(step)
         run.losses.append(loss.item())
         run.seconds.append((gradient_seconds, step_seconds))
+        if after is not None:
+            after(optimizer.optimizers["matrix"])
         for average, weight in zip(averages, hidden, strict=True):
             average.lerp_(weight.grad, 1 - AVERAGE)  # type: ignore[arg-type]
         calls = [] if watched is None else watched.taken()

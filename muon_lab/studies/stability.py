@@ -7,7 +7,9 @@ r"""Where does a low-precision number format hurt Muon?
 - ``momentum``: an average stored in the format, for a constant gradient;
 - ``factor``: the Kronecker factor of the short side, G Gᵀ or GᵀG, stored in the format;
 - ``polar``: the exact polar factor of the quantized matrix;
-- ``training``: the small GPT trained with AdamW, forward and backward products emulated.
+- ``training``: the small GPT trained with AdamW, forward and backward products emulated;
+- ``optimizer``: a smaller GPT (gpt_small of `descent`) under AdamW, Muon, MOP, SOAP or REKLS, with one *place* in the
+  format: the products forward and backward, or a part of the optimizer's state between steps (`storage`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +20,7 @@ from typing import Any
 from muon_lab.arithmetic import formats
 from muon_lab.nearest import unknown
 from muon_lab.polar import schedules
-from muon_lab.studies import sources
+from muon_lab.studies import convergence, sources, storage
 from muon_lab.studies.orthogonalization import ESCAPED, shape_of
 from muon_lab.studies.study import Case, Column, Ended, LeftOut, Metrics, Study, svd_flops
 
@@ -30,7 +32,17 @@ WHATS: Mapping[str, tuple[str, ...]] = {
     "factor": ("format", "scale_mode"),
     "polar": ("format", "scale_mode"),
     "training": ("format", "scale_mode", "operands", "updates"),
+    "optimizer": ("format", "scale_mode", "rounding", "updates"),
 }
+
+#: Effects that have no matrix.
+TRAINED = ("training", "optimizer")
+
+#: Places that a format can have under an optimizer: the products, or a part of its state.
+PLACES = ("products", *storage.ENTRIES)
+
+#: The best learning rate of each optimizer on this GPT in experiments/convergence.
+RATES: Mapping[str, float] = {"adamw": 5e-3, "muon": 2e-2, "mop": 2e-2, "soap": 1e-2, "rekls": 1e-2}
 
 #: Which operands of the GPT's products are quantized; `MIXED` is all of them, the gradients in MXFP8 E5M2.
 MIXED, E5M2 = "e5m2_gradients", "mxfp8_e5m2"
@@ -50,6 +62,8 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "rounding": ROUNDINGS,
     "start": STARTS,
     "operands": OPERANDS,
+    "optimizer": tuple(RATES),
+    "place": PLACES,
 }
 
 
@@ -58,7 +72,7 @@ class Axes:
     """The axes, in grid order."""
 
     what: tuple[str, ...] = ("products",)
-    """products, gradient, momentum, factor, polar or training."""
+    """products, gradient, momentum, factor, polar, training or optimizer."""
     spectrum: tuple[str, ...] = ("gaussian", "geometric(100)", "geometric(1e4)")
     """A named spectrum such as geometric(1e3), `recorded[:PATTERN]`, or `file[:PATTERN]` with --matrices."""
     shape: tuple[str, ...] = ("256x512",)
@@ -76,18 +90,26 @@ class Axes:
     beta: tuple[float, ...] = (0.95,)
     """Decay of the average (momentum)."""
     rounding: tuple[str, ...] = ("nearest",)
-    """How the average is rounded: nearest or stochastic (momentum)."""
+    """How the average or the state is rounded: nearest or stochastic (momentum, optimizer)."""
     start: tuple[str, ...] = ("zero",)
     """Where the average starts: zero, or an unrelated gradient (momentum)."""
     operands: tuple[str, ...] = ("all",)
     """Which operands are quantized: all, weights, activations, gradients, e5m2_gradients (training)."""
     updates: tuple[int, ...] = (100,)
     """Steps of training."""
+    optimizer: tuple[str, ...] = ("muon",)
+    """adamw, muon, mop, soap or rekls (optimizer)."""
+    place: tuple[str, ...] = ("momentum",)
+    """What is in the format: products, momentum, second_moment or factors (optimizer)."""
+    rate: tuple[float, ...] = (1.0,)
+    """The learning rate, in units of the best one of the optimizer (optimizer)."""
 
 
 COLUMNS = (
     Column(
-        "error", "1", "distance to the same in float64, relative: of the update, the matrix, the average, the factor"
+        "error",
+        "1",
+        "distance to the same in higher precision, relative: of update, matrix, average, factor; of trained weights",
     ),
     Column("relative", "1", "‖X − U‖/‖U‖, U the exact polar factor"),
     Column("cosine", "1", "⟨X, U⟩/(‖X‖‖U‖)"),
@@ -120,6 +142,8 @@ COLUMNS = (
     Column("end_gain", "1", "gain over the exact gradient at the end, at the run's own weights"),
     Column("end_cosine_bf16", "1", "cosine to the bfloat16 gradient at the end, at the run's own weights"),
     Column("end_gain_bf16", "1", "gain over the bfloat16 gradient at the end, at the run's own weights"),
+    Column("retried", "count", "refreshes of a basis that were solved in float64 after a bad result"),
+    Column("kept", "count", "refreshes of a basis that found none and kept the old one"),
     Column("failed_step", "count", "first step that is not finite"),
 )
 
@@ -131,10 +155,10 @@ def settle(point: Mapping[str, Any], file: sources.File | None) -> Iterator[Case
     rows, cols = shape_of(point["shape"])
     axes = _checked(point)
     cases = sources.settle(point["spectrum"], rows, cols, point["seed"], file)
-    if point["what"] == "training":
+    if point["what"] in TRAINED:
         list(cases)  # an unknown spectrum is wrong, though it doesn't matter
         nothing = dict.fromkeys(("spectrum", "shape", "rows", "cols", "matrix", "content"))
-        yield {**nothing, "what": "training", "seed": point["seed"], **axes}
+        yield {**nothing, "what": point["what"], "seed": point["seed"], **axes}
         return
     for case in cases:
         shape = {"spectrum": case["source"], "shape": f"{case['rows']}x{case['cols']}", "what": point["what"]}
@@ -169,13 +193,30 @@ def _checked(point: Mapping[str, Any]) -> dict[str, Any]:
         "beta": float(point["beta"]),
         **{name: point[name] for name in ("rounding", "start", "operands", "updates")},
     }
-    return {name: value if name in needed else None for name, value in values.items()}
+    chosen = {name: value if name in needed else None for name, value in values.items()}
+    return chosen | _placed(point) if point["what"] == "optimizer" else chosen
+
+
+def _placed(point: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the axes of a point that only the optimizers have, and which rounding matters there."""
+    optimizer, place, rate = point["optimizer"], point["place"], float(point["rate"])
+    if not 0 < rate < 1e3:
+        raise ValueError(f"rate must lie above 0 and below 1000, not {rate!r}")
+    if place != "products" and optimizer not in storage.ENTRIES[place]:
+        raise LeftOut(f"{optimizer} has no {place.replace('_', ' ')} that could be stored")
+    if place == "products" and point["rounding"] != "nearest":
+        raise LeftOut("products are rounded to nearest, their operands have no other rounding")
+    return {"optimizer": optimizer, "place": place, "rate": rate}
 
 
 def measure(case: Case) -> Metrics:
     """Return the metrics of one case."""
     if case["what"] == "training":
         return _trained(case)
+    if case["what"] == "optimizer":
+        from muon_lab.studies import low_precision
+
+        return low_precision.measure(case, case["rate"] * RATES[case["optimizer"]])
     from muon_lab.studies.effects import EFFECTS
 
     metrics = dict(EFFECTS[case["what"]](case, sources.matrix(case), sources.truth(case)))
@@ -239,6 +280,8 @@ def _work(case: Case) -> float:
     """Estimate the flops of a case: three products a parameter and byte, or some decompositions."""
     if case["what"] == "training":
         return 6.0 * PARAMETERS * BYTES * case["updates"]
+    if case["what"] == "optimizer":
+        return 2.0 * convergence.GRADIENT["gpt_small"] * case["updates"]  # and the float32 run
     return 6 * svd_flops(case["rows"], case["cols"])
 
 
