@@ -10,6 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from muon_lab.figures import failures, frames, labels, style, summaries
+from muon_lab.figures.scale_modes import scale_modes
 
 #: One colour an optimizer, of Okabe and Ito's palette, in the order of the legend.
 OPTIMIZERS: Mapping[str, str] = {
@@ -136,7 +137,8 @@ def convergence(table: pl.DataFrame) -> Figure:
     """Draw loss curves at the best rates above the last loss against the rate, a column a problem; or planted errors.
 
     Lines are medians over seeds, bands and bars go from the lowest to the highest. Where Muon has several directions,
-    the loss is drawn against the error of the direction instead.
+    the loss is drawn against the error of the direction instead; where it has several factors, against the rate and the
+    size of the update.
 
     Parameters
     ----------
@@ -145,7 +147,10 @@ def convergence(table: pl.DataFrame) -> Figure:
     """
     table = failures.plain(table, AXES, tuple(CURVE))
     rows, note = summaries.shown(table, AXES, tuple(CURVE))
-    if rows.filter(optimizer="muon").select(DIRECTION).n_unique() > 1:
+    muon = rows.filter(optimizer="muon")
+    if muon["scale"].n_unique() > 1:
+        return scale_modes(summaries.shown(muon, AXES, ("loss", "update_rms"))[0], note)
+    if muon.select(DIRECTION).n_unique() > 1:
         return _directions(table.filter(optimizer="muon"), note)
     chosen = rows.join(best(table), on=["problem", "optimizer", "lr"], how="semi")
     problems, optimizers = style.in_order(rows["problem"], PROBLEMS), style.in_order(rows["optimizer"], OPTIMIZERS)

@@ -165,3 +165,29 @@ def test_the_order_of_rows_does_not_matter(table, tmp_path):
         for each in (one, other)
     ]
     assert found[0] == found[1]
+
+
+def test_factors_are_drawn_against_the_rate_and_against_the_size_of_the_update():
+    """Losses that depend on the size of the update alone, and rates in units of their own: right, the curves meet."""
+    units = {"none": 0.1, "spectral": 1.0, "match_rms_adamw": 0.2}
+    base = runs(("gpt_small",), ("muon",)).drop("scale")
+    table = pl.concat(
+        base.with_columns(
+            scale=pl.lit(name),
+            update_rms=pl.col("lr"),
+            lr=pl.col("lr") / unit,
+            loss=2 + (pl.col("lr") - 0.03).abs() + pl.col("seed") / 100,
+        )
+        for name, unit in units.items()
+    )
+    left, right = panels.convergence(table).axes
+    for name, unit in units.items():
+        np.testing.assert_allclose(line(left, name).get_xdata(), np.array([0.01, 0.03, 0.1]) / unit)
+        np.testing.assert_allclose(line(right, name).get_xdata(), [0.01, 0.03, 0.1])
+        np.testing.assert_allclose(line(right, name).get_ydata(), [2.03, 2.01, 2.08])
+    assert "9 of 27 cases not shown" in [
+        text.get_text()
+        for text in panels.convergence(
+            table.with_columns(outcome=pl.when(scale="none").then(pl.lit("diverged")).otherwise(pl.lit("ok")))
+        ).findobj(Text)
+    ]
