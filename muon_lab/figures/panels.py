@@ -10,7 +10,7 @@ from muon_lab.figures.designs import designs
 from muon_lab.figures.error_budget import error_budget
 from muon_lab.figures.layout_error import blockwise
 from muon_lab.figures.preconditioner import preconditioner
-from muon_lab.figures.ratios import emulation, speed
+from muon_lab.figures.ratios import emulation, speed, step_cost
 from muon_lab.figures.scalar_maps import schedules
 from muon_lab.figures.stability import stability
 from muon_lab.figures.step_error import orthogonalization
@@ -30,6 +30,7 @@ __all__ = [
     "schedules",
     "speed",
     "stability",
+    "step_cost",
     "work_precision",
 ]
 
@@ -44,6 +45,7 @@ _STUDIES: dict[str, Callable[[pl.DataFrame], Figure]] = {
     "speed": speed,
     "work_precision": work_precision,
     "emulation": emulation,
+    "step_cost": step_cost,
 }
 
 

@@ -62,6 +62,39 @@ def emulation(table: pl.DataFrame) -> Figure:
     )
 
 
+@style.house()
+def step_cost(table: pl.DataFrame) -> Figure:
+    """Draw the ratio of every optimizer's step, with its quartiles, one panel a model and number of threads.
+
+    Parameters
+    ----------
+    table : polars.DataFrame
+        Rows of the study `step_cost`.
+    """
+    metrics = ("ratio", "ratio_low", "ratio_high")
+    rows, note = summaries.shown(table, ("model", "layers", "threads", "optimizer", "repeats"), metrics)
+    models = rows.select("model", "layers", "threads").unique(maintain_order=True).rows()
+    optimizers = list(dict.fromkeys(rows["optimizer"]))
+    width = style.SINGLE if len(models) == 1 else style.DOUBLE
+    figure = Figure(figsize=(width, 0.95 + 0.18 * len(optimizers)))
+    grid = figure.subplots(1, len(models), sharey=True, sharex=True, squeeze=False)
+    for axes, (model, layers, threads) in zip(grid[0], models, strict=True):
+        own = rows.filter(model=model, layers=layers, threads=threads)
+        rungs = []
+        for name in optimizers:
+            low, middle, high = (
+                _only(own.filter(optimizer=name)[metric]) for metric in ("ratio_low", "ratio", "ratio_high")
+            )
+            rungs.append(Rung(name, low, middle, high, "#0072b2" if "." not in name else style.GREY, "s"))
+        axes.axvline(1.0, color=style.GREY, linewidth=0.8, zorder=1)
+        ladder(axes, rungs)
+        axes.set_title(f"{model}, {layers} layers, {threads} thread{'s' * (threads > 1)}")
+    frames.name_outside(grid, "time of a step / plain float32 loop")
+    _finish(grid[0, 0], [bound for metric in metrics for bound in rows[metric]])
+    labels.note(figure, note)
+    return figure
+
+
 def size(shape: str) -> tuple[int, str]:
     """Return what shapes are sorted by: the number of entries.
 

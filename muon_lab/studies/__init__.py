@@ -30,6 +30,7 @@ NAMES = (
     "speed",
     "work_precision",
     "emulation",
+    "step_cost",
 )
 
 __all__ = ["NAMES", "Study", "get"]
