@@ -423,17 +423,25 @@ class Joint(torch.optim.Optimizer):
         return {label: each.state_dict() for label, each in self.optimizers.items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load each optimizer from its dictionary.
+        """Load all optimizers from their dictionaries, or none.
 
         Raises
         ------
         ValueError
-            If the labels differ, or as the optimizers do.
+            If the labels differ, or as the optimizers do; nothing has changed then.
         """
         if set(state_dict) != set(self.optimizers):
             raise ValueError(f"the loaded state is of {sorted(state_dict)}, needed {sorted(self.optimizers)}")
-        for label, each in self.optimizers.items():
-            each.load_state_dict(state_dict[label])
+        before = {
+            label: {"state": each.state, "param_groups": each.param_groups} for label, each in self.optimizers.items()
+        }
+        try:
+            for label, each in self.optimizers.items():
+                each.load_state_dict(state_dict[label])
+        except Exception:
+            for label, each in self.optimizers.items():
+                each.__setstate__(before[label])
+            raise
 
     def __getstate__(self) -> dict[str, Any]:
         return {"defaults": {}, "state": self.state, "optimizers": self.optimizers, "report": self.report}

@@ -294,7 +294,7 @@ def round_to(x: Real, format: str, mode: str = "nearest_even", u: Real | None = 
     >>> [float(round_to(-5, "e2m1", "stochastic", u=u)) for u in (0, 0.49, 0.5, 0.99)]
     [-4.0, -4.0, -6.0, -6.0]
     """
-    _check_name("format", format, GRIDS)
+    check_name("format", format, GRIDS)
     grid = GRIDS[format]
     _check_mode(mode, u)
     magnitude, negative = _exact(x)
@@ -330,7 +330,7 @@ def decode(code: int, format: str) -> Number:
     >>> decode(0, "e8m0").value == Fraction(1, 2**127)
     True
     """
-    _check_name("format", format, GRIDS)
+    check_name("format", format, GRIDS)
     grid = GRIDS[format]
     if not 0 <= code < 2**grid.bits:
         raise ValueError(f"decode: code is {code}, needed 0 to {2**grid.bits - 1} for {format}")
@@ -375,9 +375,9 @@ def scale_exponent(amax: Real, format: str, scale_mode: str) -> int:
     >>> [scale_exponent("0x1.fp8", "mxfp8_e4m3", mode) for mode in SCALE_MODES]  # 496, a tie of "even"
     [0, 1, 1, 1]
     """
-    _check_name("format", format, [*BLOCKS, *GRIDS])
+    check_name("format", format, [*BLOCKS, *GRIDS])
     grid = GRIDS[BLOCKS[format].element if format in BLOCKS else format]
-    _check_name("scale mode", scale_mode, SCALE_MODES)
+    check_name("scale mode", scale_mode, SCALE_MODES)
     a, negative = _exact(amax)
     if isinstance(a, float) or negative or not a:
         raise ValueError(f"scale_exponent: amax is {amax}, needed a positive finite number")
@@ -430,11 +430,11 @@ def block(
     >>> block([float("inf")] + [0.0] * 31, "mxfp8_e4m3").scale_code
     255
     """
-    _check_name("block format", format, BLOCKS)
+    check_name("block format", format, BLOCKS)
     spec = BLOCKS[format]
     if spec.tensor_scale is not None:
         raise ValueError(f"block: {format} has a second scale, needed nvfp4_block for it")
-    _check_name("scale mode", scale_mode, SCALE_MODES)
+    check_name("scale mode", scale_mode, SCALE_MODES)
     draws = _draws("block", values, spec, mode, u)
     amax = _amax(values)
     if isinstance(amax, float):
@@ -648,7 +648,7 @@ def _ceil_log2(x: Fraction) -> int:
 
 def _check_mode(mode: str, u: Any) -> None:
     """Refuse an unknown mode, and u where it is missing, needless or out of range."""
-    _check_name("rounding mode", mode, MODES)
+    check_name("rounding mode", mode, MODES)
     if (u is None) == (mode == "stochastic"):
         raise ValueError(f"u is {u} for the rounding mode {mode!r}, needed one in [0, 1) for 'stochastic' alone")
     if u is not None:
@@ -669,7 +669,7 @@ def _draws(caller: str, values: Sequence[Real], spec: BlockFormat, mode: str, u:
     return draws
 
 
-def _check_name(what: str, name: str, known: Iterable[str]) -> None:
+def check_name(what: str, name: str, known: Iterable[str]) -> None:
     """Refuse an unknown name: list the known ones, and the nearest."""
     names = list(known)
     if name not in names:

@@ -320,6 +320,28 @@ def test_a_resumed_joint_run_is_the_uninterrupted_one():
     assert again.optimizers["matrix"].param_groups[0]["lr"] == 0.0
 
 
+def test_a_joint_state_of_which_one_part_does_not_fit_changes_no_part():
+    """The first optimizer's state fits and the second's does not."""
+    model = small_gpt()
+    o = split(model, show=None).optimizer(**optimizers())
+    trained(model, o, 2)
+    saved = copy.deepcopy(o.state_dict())
+    trained(model, o, 1, first=2)
+    straight = copy.deepcopy((model, o))
+    for label in saved:
+        broken = copy.deepcopy(saved)
+        broken[label]["param_groups"] = []
+        with pytest.raises(ValueError, match="groups"):
+            o.load_state_dict(broken)
+        trained(model, o, 1, first=3)
+        trained(*straight, 1, first=3)
+        assert same(weights(model), weights(straight[0]))
+    o.load_state_dict(saved)  # the control: what fits does change it
+    trained(model, o, 1, first=4)
+    trained(*straight, 1, first=4)
+    assert not same(weights(model), weights(straight[0]))
+
+
 def test_a_joint_optimizer_is_copied_whole():
     model = small_gpt()
     o = split(model, show=None).optimizer(**optimizers(direction=("quintic", 5)))

@@ -32,7 +32,7 @@ from muon_lab.oracle.optimizers.step import (
     check_rates,
     decayed,
 )
-from muon_lab.oracle.rounding import _check_name as check_name
+from muon_lab.oracle.rounding import check_name
 
 
 class AdamState(NamedTuple):

@@ -51,7 +51,7 @@ from muon_lab.oracle.optimizers.step import (
     momentum,
     scale,
 )
-from muon_lab.oracle.rounding import _check_name as check_name
+from muon_lab.oracle.rounding import check_name
 
 SECOND_MOMENTS = ("adamuon", "normuon", "namo")
 
