@@ -37,7 +37,7 @@ DIRECTION = ("method", "steps", "scale", "planted", "size", "persistence")
 AXES = ("problem", "optimizer", *DIRECTION, "lr", "updates", "seed")
 
 #: The problems from left to right.
-PROBLEMS = ("gpt", "gpt_small", "gpt_noisy", "quadratic", "factorization")
+PROBLEMS = ("gpt", "gpt_noisy", "gpt_small", "gpt_quiet", "quadratic", "factorization")
 
 #: Errors of a direction, and how they are called.
 ERRORS_OF: Mapping[str, str] = {

@@ -61,12 +61,13 @@ SHAPES: Mapping[str, Sequence[tuple[int, int]]] = {
     "gpt": _blocks(96, 4),
     "gpt_small": _blocks(64, 2),
     "gpt_noisy": _blocks(64, 2),
+    "gpt_quiet": _blocks(64, 2),
     "quadratic": [(48, 64)],
     "factorization": [(48, 8), (64, 8)],
 }
 
 #: Bytes of text a step: windows of a context each.
-BYTES: Mapping[str, int] = {"gpt": 8 * 128, "gpt_small": 24 * 64, "gpt_noisy": 8 * 64}
+BYTES: Mapping[str, int] = {"gpt": 8 * 128, "gpt_small": 24 * 64, "gpt_noisy": 8 * 64, "gpt_quiet": 72 * 64}
 
 #: Bytes of validation text that a loss is judged on, about.
 JUDGED = 8192
@@ -77,6 +78,7 @@ GRADIENT: Mapping[str, float] = {
     "gpt": 6.0 * 492_384 * BYTES["gpt"],
     "gpt_small": 6.0 * 131_392 * BYTES["gpt_small"],
     "gpt_noisy": 6.0 * 131_392 * BYTES["gpt_noisy"],
+    "gpt_quiet": 6.0 * 131_392 * BYTES["gpt_quiet"],
     "quadratic": 2 * 2.0 * 48 * 64 * (48 + 64),
     "factorization": 3 * 2.0 * 48 * 64 * 8,
 }
@@ -90,7 +92,7 @@ class Axes:
     """The axes, in grid order."""
 
     problem: tuple[str, ...] = ("gpt_small", "quadratic", "factorization")
-    """gpt, gpt_small, gpt_noisy, quadratic or factorization (see studies.descent)."""
+    """gpt, gpt_small, gpt_noisy, gpt_quiet, quadratic or factorization (see studies.descent)."""
     optimizer: tuple[str, ...] = OPTIMIZERS
     """adamw, muon, mop, soap or rekls, of the hidden matrices."""
     method: tuple[str, ...] = ("quintic",)

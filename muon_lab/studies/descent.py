@@ -4,6 +4,7 @@ r"""Problems to descend on, and the loop that descends: every optimizer sees the
 gpt            the small GPT on English text, eight windows of 128 bytes a step; judged on validation text
 gpt_small      the same with width 64, two blocks and a context of 64, 24 windows a step
 gpt_noisy      gpt_small with a third of the text a step, eight windows
+gpt_quiet      gpt_small with three times the text a step, 72 windows
 quadratic      :math:`\langle W - T, A (W - T) B\rangle / \langle T, A T B\rangle`, A and B of condition 100, W from 0
 factorization  :math:`\|X Y^T - M\|_F^2 / \|M\|_F^2`, M of rank 8 with condition 10, X and Y from small noise
 ============== =====================================================================================================
@@ -41,7 +42,7 @@ OTHER: Mapping[str, Any] = {
 
 #: A GPT of which a step takes a quarter of the time, on half as many bytes again: with fewer the noise of the batches
 #: hides what optimizers do.
-SMALL, SMALL_BATCH, NOISY_BATCH = models.GPTConfig(width=64, depth=2, context=64), 24, 8
+SMALL, SMALL_BATCH, NOISY_BATCH, QUIET_BATCH = models.GPTConfig(width=64, depth=2, context=64), 24, 8, 72
 
 #: Rows and columns of the planted matrix problems, and the rank of the factorization.
 ROWS, COLS, RANK = 48, 64, 8
@@ -163,6 +164,7 @@ PROBLEMS: Mapping[str, Callable[[int], Problem]] = {
     "gpt": lambda seed: language(training.MODEL, streams.Recording.batch, seed),
     "gpt_small": lambda seed: language(SMALL, SMALL_BATCH, seed),
     "gpt_noisy": lambda seed: language(SMALL, NOISY_BATCH, seed),
+    "gpt_quiet": lambda seed: language(SMALL, QUIET_BATCH, seed),
     "quadratic": lambda seed: planted_problem(Quadratic(seed)),
     "factorization": lambda seed: planted_problem(Factorization(seed)),
 }
