@@ -10,17 +10,33 @@ from typing import TYPE_CHECKING
 from muon_lab import lazy
 
 if TYPE_CHECKING:
-    from muon_lab import arithmetic, eigen, figures, measure, optim, oracle, parallel, polar, problems, studies, sweep
+    from muon_lab import (
+        arithmetic,
+        cost,
+        eigen,
+        figures,
+        measure,
+        optim,
+        oracle,
+        parallel,
+        plan,
+        polar,
+        problems,
+        studies,
+        sweep,
+    )
 
 __version__ = "0.1.0"
 __all__ = [
     "arithmetic",
+    "cost",
     "eigen",
     "figures",
     "measure",
     "optim",
     "oracle",
     "parallel",
+    "plan",
     "polar",
     "problems",
     "studies",

@@ -31,6 +31,7 @@ NAMES = (
     "work_precision",
     "emulation",
     "step_cost",
+    "throughput",
 )
 
 __all__ = ["NAMES", "Study", "get"]

@@ -1,0 +1,224 @@
+"""The planner: what it says adds up, its choices are the quickest, and its command refuses what does not fit."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from muon_lab import plan as command
+from muon_lab.cost import flops, inventory
+from muon_lab.cost.network import Cluster, Link, preset
+from muon_lab.cost.plan import ALONE, REASONS, Setting, plan
+from muon_lab.parallel.grid import Grid
+
+KIMI = "--model kimi-k2 --gpus 256 --pp 4 --dp 64 --ep 64 --cluster gb300-nvl72"
+QWEN = "--model qwen3-30b-a3b --gpus 8 --dp 8 --ep 8 --cluster gb300-nvl72"
+
+
+def run(line, capsys):
+    status = command.main(line.split())
+    said = capsys.readouterr()
+    return status, said.out, said.err
+
+
+def test_json_is_one_strict_object(capsys):
+    status, out, err = run(f"{QWEN} --json", capsys)
+    assert (status, err, out.count("\n")) == (0, "", 1)
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    found = json.loads(out, parse_constant=refuse)
+    assert {"layers", "totals", "assumptions"} <= set(found)
+    assert sum(layer["count"] for layer in found["layers"] if layer["role"] not in inventory.EXCLUDED) == 18_672
+    for layer in found["layers"]:
+        assert {"name", "shape", "count", "layout", "bytes", "flops", "seconds"} <= set(layer)
+    assert all(isinstance(line, str) for line in found["assumptions"])
+
+
+def test_the_table_names_every_layer_and_what_is_assumed(capsys):
+    status, out, _ = run(KIMI, capsys)
+    assert status == 0
+    assert all(layer.name in out for layer in inventory.get("kimi-k2").layers)
+    assert "Assumed:" in out
+    assert "NCCL 2.30.7" in out
+
+
+def test_experts_without_replicas_move_nothing(capsys):
+    found = json.loads(run(f"{KIMI} --json", capsys)[1])
+    experts = [layer for layer in found["layers"] if layer["role"] == "expert"]
+    assert {(layer["layout"], layer["bytes"], layer["held"]) for layer in experts} == {("local", 0, 90)}
+    one = flops.newton_schulz(2048, 7168, 5)
+    assert {layer["flops"] for layer in experts} == {16 // 16 * 90 * one}
+
+
+@pytest.mark.parametrize(
+    ("model", "grid"),
+    [("llama-3-8b", Grid(dp=4, tp=8)), ("kimi-k2", Grid(dp=64, pp=4, ep=64)), ("glm-4.5", Grid(dp=8, tp=4, ep=8))],
+)
+def test_each_layer_has_its_quickest_layout_unless_the_stage_is_quicker_without(model, grid):
+    for layer in plan(model, "gb300-nvl72", grid).layers:
+        assert not layer.chosen.reason
+        assert all(other.seconds >= layer.chosen.seconds for other in layer.others if not other.reason)
+        assert {other.layout for other in layer.others if other.reason == ALONE} <= {"split"}
+
+
+def test_what_is_quicker_alone_is_weighed_for_the_whole_stage():
+    """Each giant of Kimi K2 would be done sooner by all ranks, but three ranks do the three of them side by side."""
+    found = plan("kimi-k2", "gb300-nvl72", Grid(dp=64, pp=4, ep=64))
+    giants = [layer for layer in found.layers if layer.held.layer.role == "mlp"]
+    assert {layer.chosen.layout for layer in giants} == {"layerwise"}
+    assert {other.layout for layer in giants for other in layer.others if other.reason == ALONE} == {"split"}
+    assert sum(layer.others[0].seconds for layer in giants) > max(layer.chosen.compute for layer in giants)
+
+
+def test_the_layout_follows_the_machine():
+    """Free products and a slow link: gather each matrix once. A fast link and slow products: share the work."""
+    slow = Cluster("slow", "made up", 8, Link(1e-6, 1e9), Link(1e-6, 1e9), rate=1e18)
+    fast = Cluster("fast", "made up", 8, Link(1e-9, 1e15), Link(1e-9, 1e15), rate=1e12)
+    model, grid = inventory.get("llama-3-8b"), Grid(tp=8)
+
+    def layouts(cluster):
+        found = plan(model, cluster, grid).layers
+        return {layer.chosen.layout for layer in found if layer.held.placement and not layer.held.layer.excluded}
+
+    assert layouts(slow) == layouts(fast) == {"owner"}  # fewest bytes and fewest flops of all, with 32 on 8 ranks
+    one = model.without("embedding", "head")
+    alone = type(one)(
+        "one", tuple(type(layer)(layer.name, layer.role, layer.shape, (0,), 1, layer.cut) for layer in one.layers), 1
+    )
+    assert {layer.chosen.layout for layer in plan(alone, slow, grid).layers} == {"duplicated"}
+    assert {layer.chosen.layout for layer in plan(alone, fast, grid).layers} == {"distributed"}
+
+
+def test_totals_are_those_of_the_busiest_owner():
+    found = plan("qwen3-8b", "h200-nvlink", Grid(dp=16))
+    (deal,) = found.deals
+    model = inventory.get("qwen3-8b")
+    assert sorted(deal.names) == sorted(layer.name for layer in model.matrices for _ in range(layer.count))
+    loads = [0.0] * 16
+    for name, owner in zip(deal.names, deal.owners, strict=True):
+        loads[owner] += flops.newton_schulz(*model.layer(name).shape, 5)
+    assert found.totals["flops"] == max(loads)
+    assert sum(deal.entries) == model.matrix_parameters
+    assert found.totals["compute_seconds"] == max(loads) / preset("h200-nvlink").rate
+    parts = ("compute_seconds", "exchange_seconds", "gather_seconds")
+    assert found.totals["optimizer_seconds"] == pytest.approx(sum(found.totals[part] for part in parts), rel=1e-12)
+
+
+def test_a_giant_that_stops_the_balance_is_split():
+    """One big matrix among many ranks: no owner is as quick as all of them together."""
+    giant = inventory.Layer("giant", "mlp", (8192, 65536), (0,))
+    cluster = Cluster("fast", "made up", 64, Link(1e-7, 1e13), Link(1e-7, 1e13), rate=1e14)
+    found = plan(inventory.Model("one", (giant,), 1), cluster, Grid(dp=8))
+    assert found.layers[0].chosen.layout == "split"
+    assert found.totals["compute_seconds"] == pytest.approx(found.layers[0].chosen.compute)
+    assert found.deals == ()
+
+
+def test_syrk_and_cubic_steps_take_less():
+    base = plan("qwen3-8b", "h200-nvlink", Grid(dp=4)).totals["flops"]
+    for setting in (Setting(kernel="syrk"), Setting(degree=3), Setting(steps=4)):
+        assert plan("qwen3-8b", "h200-nvlink", Grid(dp=4), setting).totals["flops"] < base
+
+
+def test_what_hides_behind_forward_is_not_exposed():
+    hidden, bare = (
+        plan("qwen3-8b", "h200-nvlink", Grid(dp=8), Setting(overlap=overlap)).totals for overlap in (True, False)
+    )
+    assert hidden["exposed_seconds"] == 0.0 < bare["exposed_seconds"] == bare["gather_seconds"]
+    assert hidden["share_of_step"] < bare["share_of_step"] < 1
+    short = plan("qwen3-8b", "h200-nvlink", Grid(dp=8), Setting(step=3e-3)).totals
+    assert short["exposed_seconds"] == pytest.approx(short["gather_seconds"] - 1e-3)
+
+
+def test_a_model_that_does_not_fit_says_so():
+    found = plan("kimi-k2", "h200-nvlink", Grid(dp=8))
+    assert not found.totals["fits"]
+    assert any(line.startswith("does not fit") for line in found.assumptions)
+
+
+@pytest.mark.parametrize(("line", "limit"), [(KIMI, 1), ("--model kimi-k2 --gpus 4096 --cluster gb300-nvl72", 5)])
+def test_planning_is_quick(line, limit):
+    """In seconds of its own process, start included and shapes unchecked: a wall clock would tell of its neighbours."""
+    code = f"import sys, time; from muon_lab.plan import main; main({line.split()!r}); print(time.process_time())"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(answer.stdout.splitlines()[-1]) < limit
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--model kimi2", "did you mean 'kimi-k2'"),
+        ("--cluster gb200", "did you mean 'gb300-nvl72'"),
+        ("--gpus 256 --pp 4 --dp 32", "pp·dp·tp = 4·32·1 = 128 is not 256 GPUs, but dp=64 would be"),
+        ("--gpus 10 --pp 4", "pp·tp = 4·1 = 4 does not divide 10 GPUs, but 8 GPUs would do"),
+        ("--gpus 8 --ep 3", "ep of a grid must divide dp=8, but is 3"),
+        ("--model kimi-k2 --gpus 5 --ep 5", "ep=5 does not divide the 384 experts"),
+        ("--model llama-3-8b --tp 3", "tp=3 does not divide"),
+        ("--model gpt2 --pp 13", "pp=13 stages need a block each, but the model has 12"),
+        ("--tp 0", "must be numbers of ranks"),
+        ("--modle kimi-k2", "did you mean --model?"),
+        ("--kernel syrkk", "did you mean 'syrk'"),
+        ("--weight bf16", "did you mean 'bfloat16'"),
+        ("--cluster pcie5", "has no rate of products"),
+        ("--model nothing.toml", "there is no file 'nothing.toml'"),
+        ("--cluster nothing.toml", "there is no file 'nothing.toml'"),
+        ("--gpus eight", "--gpus takes a whole number, not 'eight'"),
+        ("--tflops fast", "--tflops takes a number, not 'fast'"),
+        ("--json yes", "--json takes no value, but got 'yes'"),
+        ("--model", "--model needs a value"),
+        ("--steps 0", "steps must be positive, not 0"),
+    ],
+)
+def test_what_does_not_fit_ends_with_2_and_one_sentence(line, message, capsys):
+    status, out, err = run(line, capsys)
+    assert (status, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_malformed_files_end_with_2(tmp_path, capsys):
+    (tmp_path / "own.toml").write_text("[[layer]\n")
+    (tmp_path / "config.json").write_text("{")
+    for name in ("own.toml", "config.json"):
+        status, out, err = run(f"--model {tmp_path / name}", capsys)
+        assert (status, out) == (2, "")
+        assert "is not valid" in err
+
+
+def test_ones_own_model_and_cluster(tmp_path, capsys):
+    (tmp_path / "own.toml").write_text('[[layer]]\nname = "w"\nshape = [64, 32]\ncount = 6\n')
+    (tmp_path / "lab.toml").write_text("[inside]\nlatency_us = 5\nbandwidth_gb = 10\n")
+    line = f"--model {tmp_path / 'own.toml'} --cluster {tmp_path / 'lab.toml'} --dp 3 --tflops 1 --json"
+    found = json.loads(run(line, capsys)[1])
+    (layer,) = found["layers"]
+    assert (layer["count"], layer["layout"], layer["flops"]) == (6, "layerwise", 2 * flops.newton_schulz(64, 32, 5))
+    assert layer["bytes"] == 4 * 2048 * 2
+
+
+def test_the_list_names_models_and_clusters(capsys):
+    status, out, _ = run("--list", capsys)
+    assert status == 0
+    assert "kimi-k2" in out
+    assert "gb300-nvl72" in out
+
+
+def test_the_figure_is_the_same_every_time(tmp_path, capsys):
+    for stem in ("a.pdf", "b"):
+        assert run(f"{QWEN} --figure {tmp_path / stem}", capsys)[0] == 0
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+    assert (tmp_path / "a.pdf").read_bytes() == (tmp_path / "b.pdf").read_bytes()
+
+
+def test_the_command_imports_no_torch():
+    code = f"import sys; from muon_lab.plan import main; main({QWEN.split()!r}); print('torch' in sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.splitlines()[-1] == "False"
+
+
+def test_every_reason_belongs_to_a_layout_that_is_shown():
+    found = plan("llama-3-8b", "h200-nvlink", Grid(dp=2, tp=4))
+    shown = {other.layout for layer in found.layers for other in layer.others if other.reason}
+    assert shown == set(REASONS)
