@@ -15,12 +15,17 @@ and one all_reduce of N bytes :math:`2 (p - 1) / p\, N` where p divides its entr
 and one of :math:`k^2 b` a step, `gram` one of :math:`4 k^2`. A matrix that is cut along its short axis is cut anew: two
 all_to_all, of :math:`s_r (k - t_r) b` and :math:`t_r (s - s_r) b`, t the parts of the long axis.
 
+On average over ranks that is a line in the ratio of the axes, so that two layouts send equally much at one ratio:
+`line` and `break_even`.
+
 Nothing here imports torch.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from fractions import Fraction
+from math import inf, prod
+from typing import NamedTuple
 
 from muon_lab.parallel import algorithms, calls
 from muon_lab.parallel.calls import Call
@@ -29,6 +34,9 @@ from muon_lab.polar import flops as products
 
 Coefficients = products.Coefficients
 Shape = Sequence[int]
+
+#: Bytes of the norm that `distributed` sums: squares in three ranges, in float64.
+NORM = 24
 
 
 @dataclass(frozen=True)
@@ -101,8 +109,8 @@ def distributed(
         return ()
     batch, k = _flat(shape), min(shape[-2:])
     norm = calls.all_reduce((3, *batch, 1, 1), "float64", placement.tp)
-    summed = calls.all_reduce((*batch, k, k), dtype if wire is None else wire, placement.tp)
-    return _recut(shape, placement, rank, dtype, (norm,) + (summed,) * steps)
+    one = calls.all_reduce((*batch, k, k), dtype if wire is None else wire, placement.tp)
+    return _recut(shape, placement, rank, dtype, (norm,) + (one,) * steps)
 
 
 def gram(shape: Shape, placement: Placement, rank: int, dtype: str = "float32") -> tuple[Call, ...]:
@@ -116,8 +124,20 @@ def gram(shape: Shape, placement: Placement, rank: int, dtype: str = "float32") 
     if not prod(shape):
         return ()
     k = min(shape[-2:])
-    wide = "float64" if dtype == "float64" else "float32"
-    return _recut(shape, placement, rank, dtype, (calls.all_reduce((*_flat(shape), k, k), wide, placement.tp),))
+    return _recut(
+        shape, placement, rank, dtype, (calls.all_reduce((*_flat(shape), k, k), summed(dtype), placement.tp),)
+    )
+
+
+def summed(dtype: str) -> str:
+    """Return the dtype in which `gram` sums, given that of the shards.
+
+    Examples
+    --------
+    >>> summed("bfloat16"), summed("float64")
+    ('float32', 'float64')
+    """
+    return "float64" if dtype == "float64" else "float32"
 
 
 def blockwise(shape: Shape, placement: Placement, rank: int, dtype: str = "float32") -> tuple[Call, ...]:
@@ -164,6 +184,150 @@ def periodic(blocks: Sequence[Call], whole: Sequence[Call], period: int, steps: 
     3
     """
     return tuple(call for step in range(steps) for call in (blocks if step % period else whole))
+
+
+#: What a rank of `factors.gathered` keeps a part of, unless told otherwise: moments, cut like the weight, and rows of
+#: factors and bases.
+SHARDED = ("M", "V", "L", "R", "Q_L", "Q_R")
+
+
+def factors(
+    shape: Shape, placement: Placement, rank: int, dtype: str = "float32", sharded: Sequence[str] = SHARDED
+) -> tuple[Call, ...]:
+    r"""Return the calls of `factors.gathered`: one gather of the gradient and of all state that is kept in parts.
+
+    For an m×n matrix, everything being sharded, that is the bytes of :math:`3mn + 2m^2 + 2n^2` entries; with factors
+    alone, as in Emerging-Optimizers, of :math:`mn + m^2 + n^2`.
+
+    Parameters
+    ----------
+    shape, placement, rank, dtype
+        As for `duplicated`; the dtype is that in which the optimizer works.
+    sharded : sequence of str
+        Entries of the state of which a rank keeps a part, out of `SHARDED`.
+
+    Raises
+    ------
+    ValueError
+        For an entry that there is not.
+
+    Examples
+    --------
+    >>> [str(call) for call in factors((8, 4), even(8, 2, dim=0), rank=0, sharded=("L", "R"))]
+    ['all_gather of float32 (56,)']
+    """
+    ranks, (m, n) = range(placement.tp), shape[-2:]
+    held = []
+    for source in ranks:
+        like_weight = prod(placement.shape((m, n), source))
+        entries = {name: like_weight for name in ("M", "V")}
+        entries |= {name: even(m, placement.tp, 0).sizes[source] * m for name in ("L", "Q_L")}
+        entries |= {name: even(n, placement.tp, 0).sizes[source] * n for name in ("R", "Q_R")}
+        for name in sharded:
+            if name not in entries:
+                raise ValueError(f"sharded state must be some of {', '.join(SHARDED)}, not {name!r}")
+        held.append(prod(shape[:-2]) * (like_weight + sum(entries[name] for name in sharded)))
+    if len(set(held)) == 1:
+        return (calls.all_gather((held[0],), dtype, placement.tp),)
+    return (calls.all_gather_v((), dtype, held, rank),)
+
+
+class Line(NamedTuple):
+    r"""Bytes that a rank sends on average, :math:`fixed + slope \cdot \rho`, exactly."""
+
+    fixed: Fraction
+    slope: Fraction
+
+    def at(self, ratio: Fraction | int) -> Fraction:
+        """Return the bytes at a ratio of long to short axis."""
+        return self.fixed + self.slope * ratio
+
+
+def line(
+    layout: str,
+    short: int,
+    tp: int,
+    dtype: str = "float32",
+    *,
+    steps: int,
+    wire: str | None = None,
+    across: bool = False,
+) -> Line:
+    r"""Return the bytes that a rank sends on average for a matrix, by the ratio :math:`\rho` of its axes.
+
+    With k the short axis and the others as above, times :math:`(p - 1) / p`,
+
+    .. math::
+
+        \text{duplicated: } \rho k^2 b, \quad \text{owner: } \tfrac{2}{p} \rho k^2 b, \quad
+        \text{distributed: } 2 (K k^2 w + 24), \quad \text{gram: } 8 k^2,
+
+    w the bytes of an entry of the summed Gram matrices; where the short axis is cut, the last two send as much as
+    `owner` beside it. In `gram` an entry has 4 bytes, for shards of float64 8.
+
+    Parameters
+    ----------
+    layout : str
+        One of `WORK`.
+    short : int
+        Length of the short axis.
+    tp : int
+        Number of ranks; where the short axis is cut, a divisor of both.
+    dtype, wire : str
+        Of the shards, and of Gram matrices under way in `distributed`; the same by default.
+    steps : int
+        Steps of the schedule.
+    across : bool
+        Whether the short axis is the one that is cut.
+
+    Raises
+    ------
+    ValueError
+        For a layout that has no number of its own.
+
+    Examples
+    --------
+    >>> line("distributed", 1024, 8, steps=5).at(4) / 2**20 - 35  # 42 bytes for the norm
+    Fraction(21, 524288)
+    >>> line("gram", 64, 2, steps=5, across=True)
+    Line(fixed=Fraction(16384, 1), slope=Fraction(8192, 1))
+    """
+    if layout not in WORK:
+        raise ValueError(f"layout must be one of {', '.join(WORK)}, not {layout!r}")
+    b, square = calls.ITEMSIZE[dtype], short * short
+    w = calls.ITEMSIZE[dtype if wire is None else wire]
+    sent = Fraction(tp - 1, tp)
+    moved = Fraction(2 * b * square, tp) if across else Fraction(0)
+    lines: dict[str, tuple[int | Fraction, int | Fraction]] = {
+        "duplicated": (0, b * square),
+        "owner": (0, Fraction(2 * b * square, tp)),
+        "distributed": (2 * (steps * w * square + NORM), moved),
+        "gram": (2 * calls.ITEMSIZE[summed(dtype)] * square, moved),
+        "blockwise": (0, 0),
+    }
+    fixed, slope = lines[layout]
+    return Line(sent * fixed, sent * slope)
+
+
+def break_even(one: Line, other: Line) -> float:
+    r"""Return the ratio of long to short axis above which one layout sends less than another; infinity if none does.
+
+    For shards and Gram matrices of equal dtype `distributed` sends less than `duplicated` above
+    :math:`\rho = 2K + 48 / (k^2 b)`, and less than `owner` above p/2 times that.
+
+    Examples
+    --------
+    >>> distributed, gathered, owned = (line(name, 1024, 8, steps=5) for name in ("distributed", "duplicated", "owner"))
+    >>> round(break_even(distributed, gathered), 3), round(break_even(distributed, owned), 3)
+    (10.0, 40.0)
+    >>> break_even(gathered, owned), break_even(owned, gathered)
+    (inf, 0.0)
+    """
+    if one.slope == other.slope:
+        return 0.0 if one.fixed < other.fixed else inf
+    if one.slope > other.slope:
+        return inf
+    return max(0.0, float((one.fixed - other.fixed) / (other.slope - one.slope)))
 
 
 def flops(layout: str, shape: Shape, placement: Placement, rank: int, coefficients: Sequence[Coefficients]) -> float:

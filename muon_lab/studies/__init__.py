@@ -22,6 +22,9 @@ from muon_lab.studies.study import Study
 NAMES = (
     "orthogonalization",
     "blockwise",
+    "volume",
+    "sharded_training",
+    "reduction",
     "stability",
     "convergence",
     "preconditioner",

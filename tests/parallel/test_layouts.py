@@ -87,3 +87,14 @@ def test_even_placements_are_numpys(length, tp):
 def test_bad_cuts_are_refused(kwargs, message):
     with pytest.raises(ValueError, match=message):
         blockwise(np.ones((6, 6)), **kwargs)
+
+
+@pytest.mark.parametrize(("shape", "dim"), [((6, 24), 0), ((6, 24), 1), ((24, 6), 0), ((2, 5, 5), 1)])
+def test_the_correction_makes_blocks_as_large_as_the_whole(shape, dim):
+    """Exact factors of full rank: ‖B‖² is a sum of short sides."""
+    G = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    length = shape[dim - 2]
+    for cut in (grid.even(length, 4, dim), grid.Placement(dim, (1, 0, length - 1))):
+        B = layouts.blockwise(polar.svd(), dim=dim, sizes=cut.sizes)(G)
+        size = torch.linalg.matrix_norm(B) * layouts.correction(shape, cut)
+        assert torch.allclose(size, torch.linalg.matrix_norm(polar.svd()(G)), rtol=1e-12, atol=0)

@@ -16,12 +16,13 @@ periodic     1/period of the other layout's              another update         
 `volume` has them to the byte, for every shape and algorithm.
 
 A layout sees shards. Factors that depend on the shape of the matrix (`polar.scale` and the like) are the caller's, who
-asks the placement for it: ``placement.whole(shard.shape, rank)``. Leading axes are a batch, such as experts; each
+asks the placement for it: ``placement.whole(shard.shape, rank)``. Updates of `blockwise` are larger than whole ones
+where a long axis is cut, by 1 over `correction`. Leading axes are a batch, such as experts; each
 matrix of it has its own norm. Dtype and shape of a shard are kept.
 """
 
-from muon_lab.parallel.layouts.blocks import Periodic, blockwise, periodic
+from muon_lab.parallel.layouts.blocks import Periodic, blockwise, correction, periodic
 from muon_lab.parallel.layouts.summed import distributed, gram
 from muon_lab.parallel.layouts.whole import duplicated, owner
 
-__all__ = ["Periodic", "blockwise", "distributed", "duplicated", "gram", "owner", "periodic"]
+__all__ = ["Periodic", "blockwise", "correction", "distributed", "duplicated", "gram", "owner", "periodic"]

@@ -1,5 +1,7 @@
 """Layouts in which a rank takes its shard for a matrix of its own: always, or between steps of the whole matrix."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import overload
 
@@ -123,6 +125,37 @@ def _one(orthogonalize: Orthogonalizer, shard: Tensor) -> Float[Tensor, "*batch 
     return orthogonalize(shard) if shard.numel() else shard.clone()
 
 
+def correction(shape: Sequence[int], placement: Placement) -> float:
+    r"""Return the factor of the step size with which `blockwise` moves a weight as far as the whole matrix does.
+
+    For exact factors of blocks of full rank it is exact in the Frobenius norm, that is in the root mean square,
+
+    .. math:: \sqrt{\min(m, n) \,/\, \textstyle\sum_b \min(\text{shape of block } b)},
+
+    1 where a short axis is cut, and :math:`1 / \sqrt T` where T blocks of a long axis are still wide. Layouts that take
+    the whole matrix need none.
+
+    Parameters
+    ----------
+    shape : sequence of int
+        Of the whole matrix; leading axes are a batch.
+    placement : Placement
+        What each rank holds.
+
+    Raises
+    ------
+    ValueError
+        If the placement does not cut the shape.
+
+    Examples
+    --------
+    >>> correction((4, 16), even(16, 4, dim=1)), correction((4, 16), even(4, 4, dim=0))
+    (0.5, 1.0)
+    """
+    blocks = sum(min(placement.shape(shape, rank)[-2:]) for rank in range(placement.tp))
+    return math.sqrt(min(shape[-2:]) / blocks) if blocks else 1.0
+
+
 @dataclass(frozen=True)
 class Periodic:
     """The layout that `periodic` returns."""
@@ -159,7 +192,8 @@ def periodic(
     period : int
         Steps 0, period, 2 period … take the whole matrix; with 1 all do.
     scales : tuple of float
-        What the result of `blocks` and that of `whole` is multiplied by.
+        What the result of `blocks` and that of `whole` is multiplied by; ``(correction(shape, placement), 1.0)`` makes
+        both kinds of step equally large.
 
     Returns
     -------
