@@ -48,6 +48,9 @@ ERRORS_OF: Mapping[str, str] = {
 #: Inches of a row of panels, and of the legend, axis names and titles.
 HEIGHT, FRAME = 1.7, 0.55
 
+#: Where curves begin on a plain axis.
+BEGUN = "loss_20"
+
 #: A loss that spans more than this has a decimal axis.
 SPAN = 10.0
 
@@ -164,6 +167,8 @@ def convergence(table: pl.DataFrame) -> Figure:
             _curve(upper, chosen.filter(problem=problem, optimizer=optimizer), optimizer)
             _against_rate(lower, shown.filter(optimizer=optimizer), optimizer)
         _loss_axis(upper, shown.filter(pl.col("lr").is_in(chosen["lr"].implode())), tuple(CURVE))
+        if upper.get_yscale() == "linear":  # the first steps are alike and would flatten what follows
+            upper.set_ylim(top=1.02 * max(chosen.filter(problem=problem)[BEGUN]))
         _loss_axis(lower, shown, ("loss",))
         rates = shown["lr"].to_numpy()
         style.log10(lower, "x", rates.min() / 1.5, rates.max() * 1.5, most=4)
