@@ -6,8 +6,8 @@ Examples
 --------
 >>> from muon_lab import studies
 >>> blockwise = studies.get("blockwise")
->>> point = {"source": "gaussian", "rows": 16, "cols": 64, "seed": 0, "dim": 0, "tp": 4, "method": "svd", "steps": 5}
->>> (case,) = blockwise.settle({**point, "dtype": "float64"}, None)
+>>> point = {name: values[0] for name, values in blockwise.defaults.items()}
+>>> (case,) = blockwise.settle({**point, "source": "gaussian", "rows": 16, "cols": 64, "dim": 0, "tp": 4}, None)
 >>> row = blockwise.row(case)
 >>> row["outcome"], row["bound"], 0 < row["relative"] < 1
 ('ok', 2.0, True)
@@ -25,6 +25,7 @@ NAMES = (
     "volume",
     "sharded_training",
     "reduction",
+    "layerwise",
     "stability",
     "convergence",
     "preconditioner",

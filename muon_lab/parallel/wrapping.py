@@ -1,0 +1,171 @@
+"""What optimizers that wrap another one for data parallelism have in common: groups, names, the frame of a step."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from muon_lab.parallel import agreement
+from muon_lab.parallel.agreement import Report
+from muon_lab.parallel.collectives import Collectives
+
+
+class Wrapper(torch.optim.Optimizer):
+    """An optimizer whose groups are those of another one, and whose steps the ranks of a group take together.
+
+    Attributes
+    ----------
+    optimizer : Optimizer
+        What is wrapped.
+    group : Collectives
+        The ranks.
+    names : tuple of str
+        Of all parameters, in the order of the groups.
+    report : Report
+        What the last step did, the same on every rank.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, group: Collectives, clip: float | None) -> None:
+        rule = type(self).__name__
+        if isinstance(optimizer, Wrapper):
+            raise ValueError(f"{rule} was given a {type(optimizer).__name__}, needed an optimizer that is not wrapped")
+        agreement.check_limit(clip)
+        self.optimizer, self.group, self.clip = optimizer, group, clip
+        self.report = Report()
+        self.parameters: list[Tensor] = [p for each in optimizer.param_groups for p in each["params"]]
+        self.names = tuple(_names(optimizer))
+        if len({id(p) for p in self.parameters}) < len(self.parameters):
+            raise ValueError(f"{rule} was given {len(self.parameters)} parameters, needed each of them once")
+        self.dtypes = tuple(str(p.dtype).removeprefix("torch.") for p in self.parameters)
+        self.device = self._one_device()
+        self._number = {id(p): number for number, p in enumerate(self.parameters)}
+        super().__init__(self.param_groups, {})
+        self.defaults = optimizer.defaults
+
+    # --- what torch asks ----------------------------------------------------------------------------------------------
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of the wrapped optimizer, as they are now: schedulers reach them."""
+        return self.optimizer.param_groups
+
+    @param_groups.setter
+    def param_groups(self, _: list[dict[str, Any]]) -> None:
+        """Do nothing: torch's constructor starts with no groups, but here they are there already."""
+
+    @property
+    def state(self) -> Any:
+        """The state of the wrapped optimizer, as far as this rank has it."""
+        return self.optimizer.state
+
+    @state.setter
+    def state(self, _: object) -> None:
+        """Do nothing: torch's constructor starts with no state."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse a group that the wrapped optimizer does not have: ranks have agreed on those that it had.
+
+        Raises
+        ------
+        ValueError
+            For such a group.
+        """
+        if not any(param_group is group for group in self.param_groups):
+            raise ValueError(
+                f"{type(self).__name__} has been given a group, needed before the optimizer is wrapped: ranks have "
+                "agreed on its parameters"
+            )
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take a step with the mean of all ranks' gradients, on every rank or on none, and return the closure's value.
+
+        Raises
+        ------
+        Exception
+            What the wrapped optimizer raises, on the rank where it does.
+        ValueError
+            On every other rank then. Nothing has changed.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._take()
+        return loss
+
+    @abstractmethod
+    def _take(self) -> None:
+        """Average gradients, agree on what they are, and step."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return the whole state on every rank, as the wrapped optimizer alone would have it; all ranks take part."""
+
+    @abstractmethod
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load a whole state, saved on any number of ranks or by the wrapped optimizer alone."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise ValueError(f"{type(self).__name__} cannot be copied or pickled: save its state_dict instead")
+
+    # --- what wrappers share ------------------------------------------------------------------------------------------
+
+    def _require_same(self, **options: object) -> None:
+        """Refuse ranks that were given different things, by name; parameters must be equal bit for bit.
+
+        Raises
+        ------
+        ValueError
+            On every rank.
+        """
+        rule = f"{type(self).__name__}:"
+        kinds = {
+            f"{name} (shape or dtype)": (tuple(p.shape), str(p.dtype))
+            for name, p in zip(self.names, self.parameters, strict=True)
+        }
+        agreement.require_same(self.group, f"{rule} options", {**options, "clip": self.clip, **kinds})
+        weights = {name: agreement.fingerprint(p) for name, p in zip(self.names, self.parameters, strict=True)}
+        agreement.require_same(self.group, f"{rule} weights", weights)
+
+    def _one_device(self) -> torch.device:
+        """Return where the parameters are.
+
+        Raises
+        ------
+        ValueError
+            Unless that is one device, and that of the group if it talks between GPUs.
+        """
+        needed = self.parameters[0].device if self.group.device.type == "cpu" else self.group.device
+        for name, p in zip(self.names, self.parameters, strict=True):
+            if p.device != needed:
+                raise ValueError(f"{name} is on {p.device}, needed on {needed} with the other parameters")
+        return needed
+
+    def _tagged(self, phase: str) -> Collectives:
+        return self.group.tagged(phase=phase)
+
+    def _named(self, numbers: object) -> tuple[str, ...]:
+        return tuple(self.names[number] for number in numbers)  # type: ignore[attr-defined]
+
+
+def _names(optimizer: torch.optim.Optimizer) -> list[str]:
+    names: list[str] = []
+    for number, group in enumerate(optimizer.param_groups):
+        names += group.get("param_names") or [f"parameter {i} of group {number}" for i in range(len(group["params"]))]
+    return names
+
+
+def dense(gradient: Tensor | None, name: str) -> Tensor | None:
+    """Return a gradient that is dense or absent.
+
+    Raises
+    ------
+    ValueError
+        For a sparse one.
+    """
+    if gradient is not None and gradient.layout != torch.strided:
+        raise ValueError(f"{name} has a gradient that is sparse, needed a dense one")
+    return gradient
