@@ -20,9 +20,10 @@ Nothing here imports torch.
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from muon_lab.parallel import algorithms, buckets, calls
-from muon_lab.parallel.buckets import Flat
+from muon_lab.parallel import algorithms, calls
 from muon_lab.parallel.calls import Call
+from muon_lab.parallel.replicas import buckets
+from muon_lab.parallel.replicas.buckets import Flat
 
 
 class Traffic(NamedTuple):

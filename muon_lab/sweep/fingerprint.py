@@ -1,6 +1,7 @@
 """``python -m muon_lab.sweep fingerprint``: which Muon is this?"""
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
@@ -8,6 +9,9 @@ from muon_lab.nearest import nearest
 from muon_lab.sweep import arguments
 
 PROGRAM = f"{arguments.PROGRAM} fingerprint"
+
+#: Columns of a printed card: those of the terminal, within these.
+NARROWEST, WIDEST = 60, 120
 
 DESCRIPTION = f"""Which Muon is this? A few synthetic steps of an optimizer tell its schedule and number format, its
 scale, momentum, weight decay and eps, and what it does to extreme gradients; beside them stands the nearest setting of
@@ -56,4 +60,5 @@ def run(given: Sequence[str]) -> None:
         raise ValueError(f"--kwargs names an argument twice: {' '.join(options.kwargs)}")
     cls, adapter = subject.load(options.optimizer), subject.adapter_named(options.adapter)
     found = examine(Subject(cls, dict(named), adapter, options.optimizer))
-    print(json.dumps(found.data(), allow_nan=False) if options.json else found)
+    width = min(max(shutil.get_terminal_size((WIDEST, 24)).columns, NARROWEST), WIDEST)
+    print(json.dumps(found.data(), allow_nan=False) if options.json else found.text(width))

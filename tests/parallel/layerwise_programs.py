@@ -8,9 +8,9 @@ from torch import nn
 
 from muon_lab import optim
 from muon_lab.optim import routing
-from muon_lab.parallel.elementwise import ElementwiseOptimizer
-from muon_lab.parallel.layerwise import LayerwiseOptimizer
 from muon_lab.parallel.ledger import Ledger
+from muon_lab.parallel.replicas.elementwise import ElementwiseOptimizer
+from muon_lab.parallel.replicas.layerwise import LayerwiseOptimizer
 
 #: Matrices of several shapes, two of them alike so that they are stacked where one rank has both, and three dtypes.
 MATRICES = (((6, 4), "float32"), ((4, 6), "float32"), ((4, 4), "float64"), ((6, 4), "float32"), ((3, 5), "bfloat16"))

@@ -12,9 +12,9 @@ from torch.nn.utils import skip_init
 from muon_lab import optim
 from muon_lab.optim import routing
 from muon_lab.parallel import namespaces, traffic
-from muon_lab.parallel.layerwise import LayerwiseOptimizer
 from muon_lab.parallel.ledger import Ledger
 from muon_lab.parallel.links import SimulatedLink, duration
+from muon_lab.parallel.replicas.layerwise import LayerwiseOptimizer
 from muon_lab.parallel.timeline import Step
 from muon_lab.problems.models import GPT, GPTConfig
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from muon_lab.cost import flops, inventory
 from muon_lab.oracle.assignment import optimal
-from muon_lab.parallel import balance, ownership
+from muon_lab.parallel import balance
 from muon_lab.parallel.grid import even
+from muon_lab.parallel.replicas import ownership
 
 COSTS = st.lists(st.integers(0, 40), max_size=30)
 RANKS = st.integers(1, 9)

@@ -11,11 +11,11 @@ from torch import nn
 from muon_lab import optim, parallel
 from muon_lab.oracle.polar import polar as factor
 from muon_lab.parallel import traffic, worlds
-from muon_lab.parallel.buckets import Flat, flats
-from muon_lab.parallel.elementwise import ELEMENTWISE, ElementwiseOptimizer
-from muon_lab.parallel.layerwise import LayerwiseOptimizer
 from muon_lab.parallel.ledger import Ledger
 from muon_lab.parallel.rendezvous import alone
+from muon_lab.parallel.replicas.buckets import Flat, flats
+from muon_lab.parallel.replicas.elementwise import ELEMENTWISE, ElementwiseOptimizer
+from muon_lab.parallel.replicas.layerwise import LayerwiseOptimizer
 
 SHAPES = programs.OPTIMIZERS["adamw"][1]
 

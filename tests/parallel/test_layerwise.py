@@ -10,11 +10,12 @@ from parallel import layerwise_programs as programs
 from torch import nn
 
 from muon_lab import optim, parallel
-from muon_lab.parallel import checkpoints, ownership, traffic, worlds
-from muon_lab.parallel.agreement import norms
-from muon_lab.parallel.layerwise import LayerwiseOptimizer
+from muon_lab.parallel import traffic, worlds
 from muon_lab.parallel.ledger import Ledger
 from muon_lab.parallel.rendezvous import alone
+from muon_lab.parallel.replicas import checkpoints, ownership
+from muon_lab.parallel.replicas.agreement import norms
+from muon_lab.parallel.replicas.layerwise import LayerwiseOptimizer
 
 #: Both gathers and both reductions, each in two of the modes.
 TWO = (programs.MODES[0], programs.MODES[3])

@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn.utils import skip_init
 
 from muon_lab.parallel import worlds
-from muon_lab.parallel.layerwise import LayerwiseOptimizer
 from muon_lab.parallel.links import SimulatedLink
 from muon_lab.parallel.rendezvous import alone
+from muon_lab.parallel.replicas.layerwise import LayerwiseOptimizer
 
 WAYS = ((False, False), (False, True), (True, False), (True, True))
 

@@ -27,7 +27,14 @@ from muon_lab.parallel.worlds.failures import RankDied, RankStuck, WorldFailed, 
 from muon_lab.parallel.worlds.running import GRACE, Function, Outcome, values
 
 #: What ranks need, loaded once by the fork server and inherited by all of them.
-PRELOAD = ("torch", "torch.distributed", "muon_lab.parallel.worlds.worker", "muon_lab.parallel.layouts")
+PRELOAD = (
+    "torch",
+    "torch.distributed",
+    "muon_lab.parallel.worlds.worker",
+    "muon_lab.parallel.layouts",
+    "muon_lab.parallel.replicas.layerwise",
+    "muon_lab.optim",
+)
 
 #: Seconds that a world may take to start: loading torch on a busy machine is most of it.
 START = 180.0

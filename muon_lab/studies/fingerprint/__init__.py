@@ -9,7 +9,7 @@ Examples
 >>> from muon_lab.studies import fingerprint
 >>> card = fingerprint.examine(fingerprint.Subject(torch.optim.Muon))
 >>> card.findings["schedule"].said
-'simple, 5 steps'
+'simple, 5 steps, the same as deepseekv4, 5 steps'
 >>> card.findings["iteration"].value
 'bf16'
 >>> "scale='shape_scaling'" in str(card.setting)

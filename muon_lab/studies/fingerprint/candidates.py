@@ -6,6 +6,7 @@ more some repeat the last row and some start over. So each table stands for many
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,7 @@ EXACT = Candidate("the exact polar factor", None)
 IDENTITY = Candidate("none: the update is a multiple of the gradient", None)
 
 
+@cache
 def known() -> tuple[Candidate, ...]:
     """Return every table at every length, those of `schedules.known` first, and what has none.
 
@@ -88,6 +90,21 @@ def table(rows: Iterable[Coefficients], steps: int) -> Schedule:
     ((1.5, -0.5, 0.0), (1.5, -0.5, 0.0), (1.5, -0.5, 0.0))
     """
     return Schedule("found", tuple(rows), steps, "repeat_last", (1e-3, 1.0), "measured")
+
+
+def same(candidate: Candidate) -> tuple[str, ...]:
+    """Return the other names, with numbers of steps, under which `schedules` has the same coefficients.
+
+    Examples
+    --------
+    >>> same(next(each for each in known() if each.argument == ("simple", 5)))
+    ('deepseekv4, 5 steps',)
+    """
+    if candidate.schedule is None:
+        return ()
+    rows = candidate.schedule.coefficients
+    alike = [each for each in known() if each.schedule is not None and each.schedule.coefficients == rows]
+    return tuple(each.said for each in alike if each.argument is not None and each.said != candidate.said)
 
 
 def _table(name: str) -> Schedule:

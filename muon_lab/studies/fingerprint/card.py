@@ -19,6 +19,9 @@ WIDTH = 120
 #: Columns of the names on it, and of a shown argument.
 LABEL, SHOWN = 17, 60
 
+#: Columns before a line of code.
+INDENT = 4
+
 #: A setting that ends up farther away than this reproduces nothing.
 NEAR = 0.2
 
@@ -102,29 +105,31 @@ class Card:
         }
 
     def __str__(self) -> str:
+        return self.text(WIDTH)
+
+    def text(self, width: int) -> str:
+        """Return the card in so many columns, which only lines of code exceed."""
         kwargs = ", ".join(f"{name}={textwrap.shorten(repr(value), SHOWN)}" for name, value in self.kwargs.items())
         flagged = ", its parameters in a group with use_muon=True" if self.adapter == "groups" else ""
         lines = [f"{self.optimizer}({kwargs}){flagged}", ""]
         for name, found in self.findings.items():
-            lines += _entry(name.replace("_", " "), found.said)
+            lines += _entry(name.replace("_", " "), found.said, width)
         lines.append("")
         if self.setting is None:
-            return "\n".join([*lines, *_entry("nearest", "no setting of optim.Muon is of this kind")])
+            return "\n".join([*lines, *_entry("nearest", "no setting of optim.Muon is of this kind", width)])
         near = self.largest is not None and self.largest <= NEAR
         lines += ["nearest setting" if near else "nearest setting, which does not reproduce it", ""]
-        lines += [f"    {line}" if line else "" for line in str(self.setting).splitlines()]
+        lines += [" " * INDENT + line if line else "" for line in self.setting.text(width - INDENT).splitlines()]
         apart = ", ".join(f"{value:.1e} for {shape}" for shape, value in self.difference.items())
-        lines += ["", *_entry("difference", f"{apart}: weights after a random trajectory, relative to the way gone")]
-        return "\n".join([*lines, *self._remarked()])
-
-    def _remarked(self) -> list[str]:
-        return [line for remark in self.remarks for line in _entry("but", remark)]
+        said = f"{apart}: weights after a random trajectory, relative to the way gone"
+        lines += ["", *_entry("difference", said, width)]
+        return "\n".join([*lines, *(line for remark in self.remarks for line in _entry("but", remark, width))])
 
 
-def _entry(name: str, said: str) -> list[str]:
+def _entry(name: str, said: str, width: int) -> list[str]:
     """Return a name and what is said about it, wrapped."""
     label, gap = f"{name:<{LABEL}}", " " * LABEL
-    return textwrap.wrap(said, WIDTH, initial_indent=label, subsequent_indent=gap, break_on_hyphens=False) or [label]
+    return textwrap.wrap(said, width, initial_indent=label, subsequent_indent=gap, break_on_hyphens=False) or [label]
 
 
 def _strict(value: Any) -> Any:

@@ -133,7 +133,7 @@ def _exponents(subject: Subject, m: int, n: int, random: bool) -> tuple[float, f
     """Return the exponents of the rows and of the columns that a gradient of rank one comes back with."""
     x, y = probes.factor(m), probes.factor(n, shift=5)
     G = probes.blocks(x, y)
-    whole = sum((subject.updates([size * G])[0] for size in (SIZES if random else (1.0,))), torch.zeros(G.shape))
+    whole = sum((subject.tried([size * G])[0] for size in (SIZES if random else (1.0,))), torch.zeros(G.shape))
     U = whole[:m, :n]
     if not torch.isfinite(whole).all() or not U.all():
         return None

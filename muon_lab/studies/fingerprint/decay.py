@@ -23,7 +23,7 @@ from muon_lab.studies.fingerprint.decimals import shortest
 from muon_lab.studies.fingerprint.divisions import Division
 from muon_lab.studies.fingerprint.mixture import solved
 from muon_lab.studies.fingerprint.scales import Scale
-from muon_lab.studies.fingerprint.subject import Subject
+from muon_lab.studies.fingerprint.subject import Raised, Subject
 
 #: A learning rate, and the decay that is put into a group without any to see its form.
 RATE, TRIED = 4.0, 0.125
@@ -89,6 +89,13 @@ class Decay:
 
 def decay(subject: Subject, division: Division, scale: Scale, scatter: float) -> Decay:
     """Return what is known of the decay of an optimizer."""
+    try:
+        return _known(subject, division, scale, scatter)
+    except Raised as refusal:
+        return Decay(None, None, False, False, f"unknown: from large weights the step raises {refusal}")
+
+
+def _known(subject: Subject, division: Division, scale: Scale, scatter: float) -> Decay:
     found = _measured(subject, division, scale, scatter, None)
     if found is not None:
         return found

@@ -34,6 +34,9 @@ PROFILE = 0.03
 #: Coefficients are known no better than this.
 BETA2 = 1e-5
 
+#: An error that is worth saying.
+SURE = 1e-3
+
 #: Pairs of right factors, and sizes of gradients of rank one.
 SHIFTS, SIZES = ((5, 8), (3, 9)), (1.0, 1.1, 1.3, 1.7)
 
@@ -84,7 +87,9 @@ class Division:
         return self.kind == "rows"
 
     def divided(self, D: Float[Tensor, "m n"], before: Float[Tensor, "m n"]) -> Float[Tensor, "m n"]:
-        """Return the update that a direction gives, up to a factor; ``before`` is the direction of a faint first step.
+        """Return the update that a direction gives; ``before`` is the direction of a faint first step.
+
+        Divided rows or columns are brought to the norm of the direction; divided entries are known up to a factor.
 
         Examples
         --------
@@ -97,7 +102,8 @@ class Division:
         if self.entries:
             return D / (self.beta2 * before.square() + D.square()).sqrt()
         by_rows = self.kind == "rows" or (self.kind == "long" and D.shape[0] >= D.shape[1])
-        return D / torch.linalg.vector_norm(D, dim=-1 if by_rows else -2, keepdim=True)
+        U = D / torch.linalg.vector_norm(D, dim=-1 if by_rows else -2, keepdim=True)
+        return U * (torch.linalg.vector_norm(D) / torch.linalg.vector_norm(U))
 
     def finding(self) -> Finding:
         """Return what goes on the card."""
@@ -116,18 +122,32 @@ def division(subject: Subject, first: Character, found: Momentum) -> Division:
     if profile is None:
         return Division(kind, 0.0, None, f"unknown: {first.said}, and not by the root of an average of squares", False)
     beta2, error = profile
-    gain = gains[1.0]
+    gain, named = gains[1.0], _named(subject)
     by_size, doubt = gain.value**-2 - 1, 2 * gain.error * gain.value**-3
     if kind == "entries" and abs(by_size - beta2) <= error + doubt + tolerance:
-        beta2 = shortest(by_size, max(doubt, BETA2)) if doubt < error else shortest(beta2, error)
-        return Division(kind, beta2, "adamuon", f"adamuon: entries, by the root of an average with beta2 = {beta2:g}")
-    beta2, kept = shortest(beta2, error), abs(gain.value - 1) <= tolerance + gain.error
+        beta2, error = (by_size, max(doubt, BETA2)) if doubt < error else (beta2, error)
+        beta2 = shortest(beta2, error, named)
+        said = f"adamuon: entries, by the root of an average with beta2 = {_give_or_take(beta2, error)}"
+        return Division(kind, beta2, "adamuon", said)
+    beta2, kept = shortest(beta2, error, named), abs(gain.value - 1) <= tolerance + gain.error
+    shown = _give_or_take(beta2, error)
     if kind == "long" and kept:
-        said = f"normuon: rows of tall and columns of wide updates, by an average with beta2 = {beta2:g}"
+        said = f"normuon: rows of tall and columns of wide updates, by an average with beta2 = {shown}"
         return Division(kind, beta2, "normuon", said)
     corrected = ", with bias correction or a restored norm" if kept else ""
-    said = f"{first.said}, by the root of an average with beta2 = {beta2:g}{corrected}; not a rule of optim.Muon"
+    said = f"{first.said}, by the root of an average with beta2 = {shown}{corrected}; not a rule of optim.Muon"
     return Division(kind, beta2, "normuon" if kind == "rows" else None, said, False)
+
+
+def _named(subject: Subject) -> tuple[float, ...]:
+    """Return the numbers between 0 and 1 among the settings, one of which may be the coefficient."""
+    entries = [value if isinstance(value, list | tuple) else (value,) for value in subject.settings().values()]
+    return tuple(each for entry in entries for each in entry if isinstance(each, float) and 0 < each < 1)
+
+
+def _give_or_take(value: float, error: float) -> str:
+    """Return a coefficient in words, with its error if it is not known to four digits."""
+    return f"{value:g} ± {error:.1g}" if error > SURE else f"{value:g}"
 
 
 def _gain(subject: Subject, c: float, r: float, degree: int) -> Gain:
@@ -135,7 +155,7 @@ def _gain(subject: Subject, c: float, r: float, degree: int) -> Gain:
     ratios = []
     for seed in SEEDS:
         G = probes.gaussian(*SHAPE, seed)
-        first, second = subject.updates([G, c * G])
+        first, second = subject.tried([G, c * G])
         ratios.append(float(second.norm() / first.norm()) / abs(r + c) ** degree)
     return Gain(float(np.mean(ratios)), 4 * float(np.std(ratios)) / np.sqrt(len(ratios)))
 
@@ -161,22 +181,26 @@ def _profile(subject: Subject, kind: str, r: float) -> tuple[float, float] | Non
     The map of the one singular value rounds differently for different sizes of a gradient: hence the median of several.
     """
     found = [_one_profile(subject, kind, r, shifts, size) for shifts in SHIFTS for size in SIZES]
-    values = np.array([value for value in found if value is not None])
-    if len(values) < len(found):
+    fits = [each for each in found if each is not None]
+    if len(fits) < len(found):
         return None
+    values = np.array([value for value, _ in fits])
     middle = float(np.median(values))
-    error = max(4 * float(np.median(np.abs(values - middle))) / np.sqrt(len(values)), BETA2)
+    left = float(np.median([left for _, left in fits]))
+    error = max(4 * float(np.median(np.abs(values - middle))), 2 * left, BETA2)
     return (middle, error) if -error <= middle < 1 else None
 
 
-def _one_profile(subject: Subject, kind: str, r: float, shifts: tuple[int, int], size: float) -> float | None:
-    """Return the coefficient from two gradients of rank one, None if no average of squares gives the profile."""
+def _one_profile(
+    subject: Subject, kind: str, r: float, shifts: tuple[int, int], size: float
+) -> tuple[float, float] | None:
+    """Return the coefficient from two gradients of rank one, and what it leaves; None if no average of squares fits."""
     x, y1, y2 = probes.factor(2).sign(), *(probes.factor(16, shift).clamp(-2, 2) for shift in shifts)
     now, before = size * probes.blocks(x, y2), FAINT * size * probes.blocks(x, y1)
     gradients = [before, now - r * before]
     if kind == "rows":
         gradients = [G.mT.contiguous() for G in gradients]
-    U = subject.updates(gradients)[-1]
+    U = subject.tried(gradients)[-1]
     u = torch.linalg.vector_norm(U.mT if kind == "rows" else U, dim=0).numpy()[: len(y1)]
     a, b = ((y / y.norm()).double().square().numpy() for y in (y1, y2))
     if not np.isfinite(u).all() or not u.all():
@@ -185,4 +209,4 @@ def _one_profile(subject: Subject, kind: str, r: float, shifts: tuple[int, int],
     basis = np.stack([a, b], axis=1) / target[:, None]
     (of_first, of_second), _, _, _ = np.linalg.lstsq(basis, np.ones_like(target), rcond=None)
     left = float(np.sqrt(np.mean((basis @ (of_first, of_second) - 1) ** 2)))
-    return None if left > PROFILE or of_second <= 0 else float(of_first / of_second)
+    return None if left > PROFILE or of_second <= 0 else (float(of_first / of_second), left)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from muon_lab.studies.fingerprint import character, decay, divisions, image, limits, momentum, scales
+from muon_lab.studies.fingerprint import candidates, character, decay, divisions, image, limits, momentum, scales
 from muon_lab.studies.fingerprint.candidates import EXACT, IDENTITY
 from muon_lab.studies.fingerprint.card import Card, Finding
 from muon_lab.studies.fingerprint.decay import Decay
@@ -122,7 +122,8 @@ def _schedule(mapped: Image) -> Finding:
         )
     if mapped.alike:
         return Finding(f"{said}, or {', '.join(mapped.alike)}: too alike to tell")
-    return Finding(said, said)
+    same = candidates.same(mapped.match.candidate)
+    return Finding(f"{said}, the same as {' and as '.join(same)}" if same else said, said)
 
 
 def _iteration(mapped: Image) -> Finding:
@@ -152,7 +153,7 @@ def _remarks(
 ) -> list[str]:
     """Return what the setting leaves out, empty where it leaves out nothing."""
     small, bad = found["small_gradients"].value, found["not_finite"].value
-    exact = isinstance(small, dict) and small["place"] == "none"
+    exact = isinstance(small, dict) and (small["place"] == "none" or division.adapt == "namo")
     unlike = decayed.form == "adjusted" or decayed.masked or decayed.after or decayed.value is None
     return [
         "" if mapped.accepted else "the schedule is the nearest known one",
@@ -180,7 +181,7 @@ def _setting(
         plain["weight_decay"] = decayed.value
         if decayed.form in ("independent", "palm", "l2"):
             plain["decay"] = decayed.form
-    if moved.form == "sum":
+    if moved.form == "sum" and mu:
         plain["form"] = "sum"
     plain["scale"] = scale.mode or "none"
     if scale.extra not in (None, 1.0):
@@ -191,15 +192,21 @@ def _setting(
 
 def _resized(subject: Subject, setting: Setting) -> Setting:
     """Return a setting whose extra factor makes the random trajectory of a square matrix as long as it was."""
-    W, theirs, ours = _ends(subject, setting, *SHAPES[0])
+    try:
+        W, theirs, ours = _ends(subject, setting, *SHAPES[0])
+    except Raised:
+        return setting
     gone, came = theirs - W, ours - W
     extra = float((gone * came).sum() / (came * came).sum())
     return replace(setting, plain={**setting.plain, "extra": float(f"{extra:.4g}")})
 
 
 def _difference(subject: Subject, setting: Setting, m: int, n: int) -> float:
-    """Return how far weights are apart after a random trajectory, relative to the way gone."""
-    W, theirs, ours = _ends(subject, setting, m, n)
+    """Return how far weights are apart after a random trajectory, relative to the way gone; infinite if one raises."""
+    try:
+        W, theirs, ours = _ends(subject, setting, m, n)
+    except Raised:
+        return float("inf")
     return float((theirs - ours).norm() / (theirs - W).norm())
 
 

@@ -9,6 +9,8 @@ triple at every step is fitted; if that is not accepted either, the map is unkno
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +24,7 @@ from muon_lab.studies.fingerprint import candidates, probes, samples
 from muon_lab.studies.fingerprint.candidates import EXACT, IDENTITY, Candidate
 from muon_lab.studies.fingerprint.decimals import shortest
 from muon_lab.studies.fingerprint.divisions import Division
-from muon_lab.studies.fingerprint.samples import Array, Planted, Samples
+from muon_lab.studies.fingerprint.samples import Array, Dense, Planted, Samples
 from muon_lab.studies.fingerprint.subject import Raised, Subject
 
 #: The formats in which an iteration may be kept; tf32 has float16's digits and float32's range.
@@ -36,6 +38,12 @@ NOISE = 3.0
 
 #: Entries of gradients with random singular vectors scatter so many times more; how much less a start must leave.
 RANDOM, HIDDEN = 30.0, 0.5
+
+#: The part of entries that counts.
+KEPT = 0.9
+
+#: What leaves more than this explains nothing, however much the optimizer's responses scatter.
+MOST = 0.1
 
 #: Neighbouring values that are averaged to find a pattern, and how far their mean squares may exceed chance.
 NEIGHBOURS, PATTERN = 8, 4.0
@@ -51,6 +59,9 @@ FACTORS = (0.8, 1.25)
 
 #: A factor this close to 1 is 1: eps in the division leaves so much.
 ONE = 1e-5
+
+#: The starts that planted values show.
+PLAIN = ("frobenius", "schatten4", "spectral")
 
 #: How many of the best maps are tried with a factor, and looked at for likeness.
 TRIED, LOOKED = 8, 64
@@ -68,14 +79,20 @@ COARSE, NEARLY, AS_GOOD = ("fp16", "tf32", "bf16"), 2.0, 1.25
 BEGINNINGS = ((3.4445, -4.775, 2.0315), (2.0, -1.5, 0.5), (1.875, -1.25, 0.375), (1.5, -0.5, 0.0), (3.0, -3.2, 1.2))
 REPEATED = 10
 
+#: Evaluations of a first fit, how many of those are fitted on, and evaluations for that.
+BRIEF, KEPT_FITS, LENGTHY = 20, 8, 120
+
 #: By what gradients are multiplied to leave every eps behind where parameters are float64.
 FAR = 2.0**40
 
-#: The rounding of weights in float32, and the least that is left of anything.
-READ, LEAST = 2.0**-24, 1e-17
+#: Roundings are those of the lab's own engine if it leaves this part of what the map leaves.
+COMMON = 0.1
+
+#: The rounding of weights in float32, how many of them are none, and the least that is left of anything.
+READ, SAME, LEAST = 2.0**-24, 16.0, 1e-17
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Match:
     """A map with its start, and how well it explains what came back.
 
@@ -101,10 +118,11 @@ class Match:
 
     @property
     def residual(self) -> float:
-        """The root mean square of what is left; of entries the median, in which those close to zero do not count."""
+        """The root mean square of what is left; of entries without the largest, where one close to zero has jumped."""
         if self.left is None:
             return float("inf")
-        return float(np.median(np.abs(self.left)) if self.entrywise else np.sqrt(np.mean(self.left**2)))
+        squares = np.sort(self.left.flatten() ** 2)
+        return float(np.sqrt(np.mean(squares[: round(KEPT * len(squares))] if self.entrywise else squares)))
 
     def seen(self, sigma: Array) -> Array:
         """Return the image of rows of normalised singular values under start, safety factor and map."""
@@ -143,8 +161,11 @@ class Image:
         The probes on which it was found.
     came : array
         What came back of them, one row a probe.
-    sizes : array
-        The factor of each of them: what came back over what the map gives.
+    sizes, inner : array
+        The factor of each of them: what came back over what the map gives; and the inner product of each of them, of
+        norm 1, with its direction.
+    left : float
+        The relative difference that these sizes leave.
     alike : tuple of str
         Other maps that the samples cannot tell from it.
     form : str, optional
@@ -160,6 +181,8 @@ class Image:
     taken: Samples
     came: Array
     sizes: Array
+    inner: Array
+    left: float
     alike: tuple[str, ...] = ()
     form: str | None = None
     wide: str | None = None
@@ -216,35 +239,43 @@ def image(subject: Subject, division: Division, aol: bool, mixed: float, scatter
         If a step does.
     """
     tried = (*candidates.known(), *candidates.own(subject.settings()))
-    allowed = NOISE * (scatter + READ)
-    first = None
-    for taken, names in _ways(division, aol):
-        came = samples.observed(taken, subject, mixed)
-        match, others, near = _best(taken, came, tried, names)
-        if isinstance(taken, Planted) and not _explained(match, taken, allowed):
-            fitted = _triple(taken, came)
-            match, others = (fitted, []) if _explained(fitted, taken, allowed) else (match, others)
-        accepted = _explained(match, taken, allowed)
-        if accepted and division.entries and isinstance(taken, Planted):
-            accepted = not _hidden(match, division, subject, mixed, tried)
-        if accepted and isinstance(taken, Planted) and others:
+    allowed = min(NOISE * (scatter + READ), MOST)
+    looks = (_looked(subject, way, allowed, mixed, tried) for way in _ways(division, aol))
+    first = next(looks)
+    found, left = next((look for look in chain([first], looks) if look[0].accepted), first)
+    return _with_float64(found, left, subject, mixed) if found.accepted else found
+
+
+def _looked(
+    subject: Subject, way: tuple[Samples, tuple[str, ...]], allowed: float, mixed: float, tried: Sequence[Candidate]
+) -> tuple[Image, dict[str, float]]:
+    """Return what probes of one kind tell, and the residuals of formats that were looked up for it."""
+    kind, names = way
+    division = kind.division
+    taken, came = samples.finite(kind, samples.observed(kind, subject, mixed))
+    match, others, near = _best(taken, came, tried, names)
+    explained = _explained(match, taken, allowed)
+    if isinstance(taken, Planted) and not explained:
+        fitted = _triple(taken, came)
+        if _explained(fitted, taken, allowed):
+            match, others, explained = fitted, [], True
+    form = None if explained else _reproducing(match, taken, came)
+    accepted = explained or form is not None
+    if accepted and division.entries:
+        by_aol = _by_aol(subject, division, mixed, tried, match)
+        accepted = by_aol if isinstance(taken, Dense) else not by_aol
+    left: dict[str, float] = {}
+    if accepted:
+        if isinstance(taken, Planted) and others:
             match, others = _deeper(match, others, subject, division, mixed)
-        left: dict[str, float] = {}
-        form = _format(match, taken, left) if accepted else None
+        form = form or _format(match, taken, left)
         if form == "fp16" and not _underflows(subject, division):
             form = "tf32"
-        if form in COARSE and len(near) > 1 and match in near:
-            best, others = _as_rounded(near, form, taken, came)
-            left = left if best is match else {}
-            match = best
-        sizes, _ = samples.misfit(came, taken.predicted(match.seen))
-        alike = tuple(dict.fromkeys(_said(other, match) for other in others))
-        found = Image(match, accepted, taken, came, sizes, alike)
-        first = first or found
-        if accepted:
-            return _with_float64(replace(found, form=form), left, subject, taken, mixed)
-    assert first is not None
-    return first
+        if form in COARSE and match in near:
+            form, best, others = _as_rounded(near, form, taken, came)
+            left, match = left if best is match else {}, best
+    alike = tuple(dict.fromkeys(_said(other, match) for other in others))
+    return Image(match, accepted, taken, came, *_sizes(match, form, taken, came), alike, form), left
 
 
 def _ways(division: Division, aol: bool) -> list[tuple[Samples, tuple[str, ...]]]:
@@ -255,16 +286,21 @@ def _ways(division: Division, aol: bool) -> list[tuple[Samples, tuple[str, ...]]
     changed: tuple[Samples, tuple[str, ...]] = (samples.dense(division, aol=True), ("aol",))
     if aol:
         return [changed]
-    ways: list[tuple[Samples, tuple[str, ...]]] = [(samples.planted(division), ("frobenius", "schatten4", "spectral"))]
+    ways: list[tuple[Samples, tuple[str, ...]]] = [(samples.planted(division), PLAIN)]
     return [*ways, changed] if division.entries else ways
 
 
-def _hidden(match: Match, division: Division, subject: Subject, mixed: float, tried: Sequence[Candidate]) -> bool:
-    """Say whether gradients with random singular vectors show the start `aol` behind a division of entries."""
+def _by_aol(subject: Subject, division: Division, mixed: float, tried: Sequence[Candidate], match: Match) -> bool:
+    """Say whether gradients with random singular vectors show the start `aol` behind a division of entries.
+
+    A match with planted values is compared as it is; one with that start with the best of all without.
+    """
     plain, changed = (samples.dense(division, aol) for aol in (False, True))
     came = samples.observed(plain, subject, mixed)
-    best, _, _ = _best(changed, came, tried, ("aol",))
-    return best.residual < HIDDEN * _measured(match, plain, came).residual
+    if not np.isfinite(came).all():
+        return False
+    other = _best(plain, came, tried, PLAIN)[0] if match.start == "aol" else _measured(match, plain, came)
+    return _best(changed, came, tried, ("aol",))[0].residual < HIDDEN * other.residual
 
 
 # --- which map --------------------------------------------------------------------------------------------------------
@@ -274,16 +310,21 @@ def _best(
     taken: Samples, came: Array, tried: Sequence[Candidate], names: Sequence[str]
 ) -> tuple[Match, list[Match], list[Match]]:
     """Return the best match, those with maps too alike to tell from it, and all that are nearly as good."""
-    matches = [_measured(Match(each, start), taken, came) for start in names for each in tried]
+    matches = [
+        _measured(Match(each, start), taken, came)
+        for start in names
+        for each in tried
+        if each.schedule is not None or start != "aol"  # the lab has no exact factor after that start
+    ]
     ranked = sorted(matches, key=lambda match: match.residual)
     best = ranked[0]
-    for match in ranked[:TRIED]:
+    for match in ranked[:TRIED] if isinstance(taken, Planted) else ():
         closer = _with_safety(match, taken, came)
-        if closer.safety != 1.0 and np.log(best.residual / max(closer.residual, READ)) * came.size > GAIN:
+        if closer.safety != 1.0 and _gained(best, closer) * came.size > GAIN:
             best = closer
+    near = [match for match in ranked[:TRIED] if match.residual <= NEARLY * ranked[0].residual]
     if best.safety != 1.0 or not np.isfinite(best.residual):
-        return best, [], [best]
-    near = [match for match in ranked[:TRIED] if match.residual <= NEARLY * best.residual]
+        return best, [], [best, *near]
     tellable = ALIKE * max(best.residual, READ) / np.sqrt(came.size)
     close = {id(match) for match in ranked[:LOOKED] if _apart(match, best, taken) <= tellable}
     alike = [match for match in matches if id(match) in close]  # in the order in which they are known
@@ -292,26 +333,68 @@ def _best(
     return best, [match for match in alike if _apart(match, best, taken) > 1e-3 * tellable], near
 
 
+def _gained(worse: Match, better: Match) -> float:
+    """Return by how much the log-likelihood of a value is larger under one match than under another."""
+    return math.log(max(worse.residual, READ)) - math.log(max(better.residual, READ))
+
+
 def _said(other: Match, best: Match) -> str:
     """Return the name of a map that is like another, with its start where that differs."""
     return other.candidate.said + ("" if other.start == best.start else f" after the start {other.start}")
 
 
-def _as_rounded(near: list[Match], form: str, taken: Samples, came: Array) -> tuple[Match, list[Match]]:
-    """Return the best match and its likes where roundings are as large as differences of maps: in that format.
+def _as_rounded(near: list[Match], form: str, taken: Samples, came: Array) -> tuple[str, Match, list[Match]]:
+    """Return format, best match and its likes where roundings are as large as differences of maps: in that format.
 
     Roundings of a coarse format are not independent, and those of the lab's own engine have much in common with them.
+    Where they have all in common for another map or format, it is that.
     """
-    left = []
-    for match in near:
-        orthogonalize = match.orthogonalizer(form)
-        assert orthogonalize is not None or match.candidate is EXACT
-        if orthogonalize is not None:
-            differences = samples.misfit(came, samples.simulated(taken, orthogonalize))[1]
-            left.append((replace(match, left=differences).residual, match))
-    least, best = min(left, key=lambda pair: pair[0])
-    alike = [match for size, match in left if size <= AS_GOOD * max(least, READ)]
-    return best, [match for match in alike if _apart(match, best, taken) > READ]
+    near = [match for i, match in enumerate(near) if all(_apart(match, other, taken) for other in near[:i])]
+    emulated = {match: _emulated(match, form, taken, came) for match in near}
+    best = min(near, key=lambda match: emulated[match])
+    if emulated[best] > COMMON * best.residual:
+        for match in near:
+            same = next(
+                (each for each in COARSE if _emulated(match, each, taken, came) <= COMMON * match.residual), None
+            )
+            if same is not None:
+                return same, match, []
+    alike = [match for match in near if emulated[match] <= AS_GOOD * max(emulated[best], READ)]
+    return form, best, [match for match in alike if _apart(match, best, taken) > READ]
+
+
+def _emulated(match: Match, form: str, taken: Samples, came: Array) -> float:
+    """Return what the lab's own engine leaves of what came back, in a format; infinite where it has no such form."""
+    orthogonalize = match.orthogonalizer(form)
+    if orthogonalize is None:
+        return float("inf")
+    _, left = samples.misfit(came, samples.simulated(taken, orthogonalize))
+    return replace(match, left=left, entrywise=not isinstance(taken, Planted)).residual
+
+
+def _reproducing(match: Match, taken: Samples, came: Array) -> str | None:
+    """Return the format in which the lab's own engine gives what came back, roundings and all; None if none does.
+
+    It tells a map that amplifies roundings beyond what random gradients show from one that is another.
+    """
+    for form in ("fp32", *COARSE) if np.isfinite(match.residual) else ():
+        if _emulated(match, form, taken, came) <= max(SAME * READ, COMMON * match.residual):
+            return form
+    return None
+
+
+def _sizes(match: Match, form: str | None, taken: Samples, came: Array) -> tuple[Array, Array, float]:
+    """Return sizes, inner products and what is left as `Image` has them, by the engine in a format if it is nearer."""
+    measured = _measured(match, taken, came)
+    sizes, _ = samples.misfit(came, taken.predicted(match.seen))
+    orthogonalize = None if form is None else match.orthogonalizer(form)
+    if orthogonalize is not None:
+        rows, inner = samples.directed(taken, orthogonalize)
+        factors, left = samples.misfit(came, rows)
+        emulated = replace(match, left=left, entrywise=measured.entrywise).residual
+        if emulated < measured.residual:
+            return factors, inner, emulated
+    return sizes, taken.inner(match.seen), measured.residual
 
 
 def _measured(match: Match, taken: Samples, came: Array) -> Match:
@@ -342,11 +425,12 @@ def _with_safety(match: Match, taken: Samples, came: Array) -> Match:
 
 def _explained(match: Match, taken: Samples, allowed: float) -> bool:
     """Say whether what is left is small enough and without a pattern."""
-    if match.left is None or not match.residual <= allowed * (1.0 if isinstance(taken, Planted) else RANDOM):
+    times = 1.0 if isinstance(taken, Planted) else RANDOM
+    if match.left is None or not match.residual <= min(allowed * times, MOST):
         return False
     if not isinstance(taken, Planted):
         return _format(match, taken, {}) is not None
-    if match.residual <= 16 * READ:
+    if match.residual <= SAME * READ:
         return True
     ordered = match.left.flatten()[np.argsort(taken.sigma.flatten(), kind="stable")]
     means = ordered[: len(ordered) // NEIGHBOURS * NEIGHBOURS].reshape(-1, NEIGHBOURS).mean(axis=1)
@@ -376,21 +460,20 @@ def _triple(taken: Planted, came: Array) -> Match:
         assert found is not None
         return np.nan_to_num(found.flatten(), posinf=1e3, neginf=-1e3).clip(-1e3, 1e3)
 
-    best, answers = Match(EXACT), []
-    for steps in range(1, REPEATED + 1):
-        for beginning in BEGINNINGS:
-            answer = least_squares(left, beginning, args=(steps,), method="lm", max_nfev=60)
-            match = _measured(_repeated(answer.x, steps), taken, came)
-            if match.residual < best.residual:
-                best, answers = match, [(answer.jac, answer.x, steps)]
-    if not answers:
-        return best
-    jacobian, x, steps = answers[0]
+    def fitted(beginning: Sequence[float] | Array, steps: int, most: int) -> tuple[Match, Any, int]:
+        answer = least_squares(left, beginning, args=(steps,), method="lm", max_nfev=most)
+        return _measured(_repeated(answer.x, steps), taken, came), answer, steps
+
+    rough = [fitted(beginning, steps, BRIEF) for steps in range(1, REPEATED + 1) for beginning in BEGINNINGS]
+    rough = sorted(rough, key=lambda fit: fit[0].residual)[:KEPT_FITS]
+    best, answer, steps = min((fitted(fit[1].x, fit[2], LENGTHY) for fit in rough), key=lambda fit: fit[0].residual)
+    if not np.isfinite(best.residual):
+        return Match(EXACT)
+    jacobian, x = answer.jac, answer.x
     errors = ALIKE * max(best.residual, READ) * np.sqrt(np.diag(np.linalg.pinv(jacobian.T @ jacobian)))
     short = _repeated(np.array([shortest(float(a), float(e)) for a, e in zip(x, errors, strict=True)]), steps)
     short = _measured(short, taken, came)
-    gained = np.log(short.residual / max(best.residual, READ)) * came.size
-    return short if gained <= GAIN else best
+    return short if _gained(short, best) * came.size <= GAIN else best
 
 
 def _repeated(rows: Array, steps: int) -> Match:
@@ -402,8 +485,9 @@ def _repeated(rows: Array, steps: int) -> Match:
 # --- in which format --------------------------------------------------------------------------------------------------
 
 
-def _with_float64(found: Image, left: dict[str, float], subject: Subject, taken: Samples, mixed: float) -> Image:
+def _with_float64(found: Image, left: dict[str, float], subject: Subject, mixed: float) -> Image:
     """Return what is known with the format of the iteration for float64 parameters."""
+    taken = found.taken
     try:
         for size in (FAR, 1.0):  # float16 before the division would overflow with the first
             came = samples.observed(taken, subject, mixed, torch.float64, size)
@@ -414,7 +498,8 @@ def _with_float64(found: Image, left: dict[str, float], subject: Subject, taken:
     wide = _format(_measured(found.match, taken, came), taken, left, 0.0)
     if wide == "fp32" and taken.division.entries:
         wide = None  # the eps of a second moment leaves as much
-    return replace(found, wide="tf32" if wide == "fp16" and found.form == "tf32" else wide)
+    coarse = wide in COARSE and found.form in COARSE  # no iteration is kept in one for float32 and another for float64
+    return replace(found, wide=found.form if coarse else wide)
 
 
 def _format(match: Match, taken: Samples, left: dict[str, float], read: float = READ) -> str | None:

@@ -47,8 +47,8 @@ FEW, HALF = 3, 0.5
 #: How far logarithms of sizes may be from what an eps explains, and how much worse the next place must be.
 FITS, WORSE = 0.1, 2.0
 
-#: Small singular values of the gradient beside four of 1/2, in units of those at which the map begins to bend.
-SMALL = np.array([0.2, 0.15, 0.1, 0.07])
+#: Equal large singular values of the gradient, and small ones beside them, in units of those at which the map bends.
+ONES, SMALL = 4, np.array([0.2, 0.15, 0.1, 0.07])
 
 #: The slope that is taken for an exact factor, which has none.
 STEEP = 20.0
@@ -106,9 +106,10 @@ def limits(subject: Subject, degree: int, found: Momentum, division: Division, i
     """Return what goes on the card about gradients of extreme size and about side effects."""
     series = Series(subject, degree, division.tall, _values(image))
     around = _range(series, SAME + 4 * found.ratios.scatter)
+    lost = Finding("unknown: small singular values of a gradient of usual size leave no trace")
     return {
-        "small_gradients": _small(series, around, found, division, image),
-        "large_gradients": _large(around),
+        "small_gradients": lost if around is None else _small(series, around, found, division, image),
+        "large_gradients": lost if around is None else _large(around),
         "zero_gradient": _zero(subject),
         "not_finite": _not_finite(subject),
         "side_effects": _side_effects(subject, found),
@@ -119,16 +120,16 @@ def _values(image: Image) -> Array:
     """Return singular values of norm 1 of which all but the first are in the linear part of the map."""
     schedule = image.match.schedule
     slope = STEEP if schedule is None or not image.accepted else abs(schedule.slope)
-    values = np.append(np.ones(4), SMALL / slope)
+    values = np.append(np.ones(ONES), SMALL / slope)
     return values / np.linalg.norm(values)
 
 
-def _range(series: Series, slack: float) -> Range:
-    """Return the norms of gradients between which the update is that of a gradient of norm `probes.NORM`."""
+def _range(series: Series, slack: float) -> Range | None:
+    """Return the norms of gradients between which the update is that of a gradient of norm `probes.NORM`, if any."""
     start = round(math.log2(probes.NORM))
     usual = series.update(start)
-    if usual is None or not usual.all():
-        raise Raised("a gradient of usual size is not usable")
+    if usual is None or not usual.all() or not np.isfinite(usual).all():
+        return None
     low = next((e for e in range(start, LOWEST, -STRIDE) if not series.same(e, usual, slack)), None)
     high = next((e for e in range(start, HIGHEST, STRIDE) if not series.same(e, usual, slack)), None)
     lowest = (
@@ -170,6 +171,7 @@ def _small(series: Series, around: Range, found: Momentum, division: Division, i
     seen = np.abs(np.stack([U for U in updates if U is not None]))
     early = image.form == "fp16" and (weight or 1.0) * around.high < EARLY
     used = _usable(seen, norms if early else None, series.values, image)
+    used[:, :ONES] = False  # where the map bends, its roundings are larger than what tells one place from another
     if (used & (seen < HALF * seen[-1])).any(axis=1).sum() < FEW:
         return Finding(f"unknown: {said}, before an eps could show")
     behind = division.adapt == "namo"

@@ -28,11 +28,17 @@ SHAPE = (8, 12)
 #: The middle of the values of x that are tried, and half widths of the scans around the best one, of so many points.
 CENTRE, SCANS, SCANNED = 0.5, (1.0, 0.125, 0.03), 17
 
+#: A guess this near to the target, relative to its norm, spares the scans.
+NEAR = 0.1
+
 #: Half widths of the windows in which x is then solved for.
 WINDOWS = (0.1, 0.01, 0.001)
 
 #: Points of a window, and how much farther from the target than the nearest a solution may be.
 POINTS, CLOSE = 9, 1.3
+
+#: Coefficients of a parabola.
+FITTED = 3
 
 
 @dataclass(frozen=True)
@@ -121,6 +127,22 @@ def ratios(subject: Subject, guesses: Sequence[tuple[float, float, float]] = ())
     )
 
 
+def distance(subject: Subject, r21: float, r32: float, r31: float) -> float:
+    """Return how far steps are from their explanations by given ratios.
+
+    A coarse format rounds two mixtures that are equal to a few roundings of float32 to nearly the same numbers: at the
+    right ratios far less is left than its roundings scatter.
+    """
+    G1, G2, G3 = (probes.gaussian(*SHAPE, seed) for seed in (1, 2, 3))
+    kept = 1 - SHRUNK
+    second, third = G2 + kept * r21 * G1, G3 + kept * (r31 - r32 * r21) * G1
+    pairs = (
+        ((G1, G2), (SHRUNK * G1, second)),
+        ((G1, G2, G3), (SHRUNK * G1, second, third)),
+    )
+    return max(float(np.linalg.norm(_last(subject, *a) - _last(subject, *b))) for a, b in pairs)
+
+
 def solved(
     target: NDArray[np.float64], response: Callable[[float], NDArray[np.float64]], guesses: Sequence[float] = ()
 ) -> Ratio:
@@ -131,14 +153,14 @@ def solved(
     """
 
     def distance(x: float) -> float:
-        return float(np.linalg.norm(response(x) - target))
+        apart = float(np.linalg.norm(response(x) - target))
+        return apart if np.isfinite(apart) else np.inf
 
-    best = CENTRE
-    for width in SCANS:
+    nearest, best = min(((distance(x), x) for x in guesses), default=(np.inf, CENTRE))
+    for width in SCANS if nearest > NEAR * np.linalg.norm(target) else ():
         scanned = [float(x) for x in best + width * np.linspace(-1, 1, SCANNED)]
-        best = min((*scanned, *guesses), key=distance)
+        nearest, best = min((nearest, best), *((distance(x), x) for x in scanned))
     found: list[Ratio] = []
-    nearest = distance(best)
     for width in WINDOWS:
         points = best + width * np.linspace(-1, 1, POINTS)
         solution = _nearest_point(points, np.stack([response(float(x)) for x in points]), target)
@@ -151,12 +173,15 @@ def solved(
 
 
 def _nearest_point(points: NDArray[np.float64], responses: NDArray[np.float64], target: NDArray[np.float64]) -> Ratio:
-    """Return the solution of a parabola through the responses, entry by entry."""
+    """Return the solution of a parabola through the responses, entry by entry, as far as they are finite."""
     centre, width = points.mean(), (points.max() - points.min()) / 2
-    t = (points - centre) / width
+    finite = np.isfinite(responses).all(axis=1)
+    if finite.sum() <= FITTED or not np.isfinite(target).all():
+        return Ratio(float(centre), float("inf"), float("inf"), 0.0)
+    responses, t = responses[finite], (points[finite] - centre) / width
     basis = np.stack([np.ones_like(t), t, t * t], axis=1)
     fit, _, _, _ = np.linalg.lstsq(basis, responses, rcond=None)
-    scatter = np.linalg.norm(responses - basis @ fit) / np.sqrt(len(t) - 3)
+    scatter = np.linalg.norm(responses - basis @ fit) / np.sqrt(len(t) - FITTED)
     at = 0.0
     for _ in range(8):  # Gauss-Newton on |fit(t) - target|
         value, slope = fit[0] + at * fit[1] + at * at * fit[2], fit[1] + 2 * at * fit[2]
@@ -171,5 +196,5 @@ def _nearest_point(points: NDArray[np.float64], responses: NDArray[np.float64], 
 
 def _last(subject: Subject, *gradients: Float[Tensor, "m n"]) -> NDArray[np.float64]:
     """Return the last update in float64, of norm 1 and flat."""
-    U = subject.updates(gradients)[-1]
+    U = subject.tried(gradients)[-1]
     return (U / torch.linalg.vector_norm(U)).flatten().numpy()

@@ -27,11 +27,14 @@ from torch import Tensor
 from muon_lab.studies.fingerprint import probes
 from muon_lab.studies.fingerprint.card import Finding
 from muon_lab.studies.fingerprint.decimals import shortest
-from muon_lab.studies.fingerprint.mixture import SHAPE, Ratio, Ratios, ratios
+from muon_lab.studies.fingerprint.mixture import SHAPE, Ratio, Ratios, distance, ratios
 from muon_lab.studies.fingerprint.subject import Subject
 
 #: A state that is linear in the gradients to this, relative, is a momentum: float32 buffers are to 1e-7.
 LINEAR = 1e-5
+
+#: Rules fit that leave no more than so many times what the best one leaves, at the ratios that they say.
+DECIDES = 2.0
 
 #: A coefficient below this leaves no momentum that a step in bfloat16 shows.
 NONE = 1e-6
@@ -131,12 +134,15 @@ def momentum(subject: Subject) -> Momentum:
         fitting = [mu for mu in _coefficients(rule, measured, buffer) if _fits(rule, mu, measured)]
         if fitting:
             found[rule] = fitting[0]
-    if found and max(map(abs, found.values())) <= NONE:
+    if found and (max(found.values()) <= NONE or (buffer is None and measured.second.agrees(0.0))):
         found = {"plain": 0.0}
     if "nesterov" in found and (form == "sum" or abs(found["nesterov"] - 0.5) <= LINEAR):
         found.pop("added", None)  # at 1/2 they are one rule
     if not found:
         return Momentum(None, (), form, measured, buffer, _nearest(measured, buffer))
+    if len(found) > 1:
+        apart = {rule: distance(subject, *_triple(rule, mu)) for rule, mu in found.items()}
+        found = {rule: mu for rule, mu in found.items() if apart[rule] <= DECIDES * min(apart.values())}
     rules = sorted(found, key=lambda rule: _misfit(rule, found[rule], measured))
     mu = _rounded(found[rules[0]], measured, buffer, rules[0])
     ours = next((rule for rule in rules if rule in ("plain", "nesterov")), None)
@@ -177,7 +183,8 @@ def found_buffer(subject: Subject) -> Buffer | None:
         basis = torch.stack([M.flatten(), G2.flatten().double()], dim=1)
         kept, fresh = torch.linalg.lstsq(basis, both[name].flatten()[:, None]).solution.flatten().tolist()
         distances = ((M, first * G1), (two[name], 2 * M), (both[name], kept * M + fresh * G2))
-        if all(float((a - b).norm()) <= LINEAR * float(a.norm()) for a, b in distances):
+        remembers = abs(kept) > LINEAR  # the last gradient alone is no momentum
+        if remembers and all(float((a - b).norm()) <= LINEAR * float(a.norm()) for a, b in distances):
             found.append(Buffer(name, first, fresh, kept))
     return next((each for each in found if "momentum" in each.name), found[0] if found else None)
 
@@ -227,7 +234,7 @@ def _misfit(rule: str, mu: float, measured: Ratios) -> float:
 def _solved(rule: str, measured: Ratios) -> float | None:
     """Return the coefficient in [0, 1) that gives a rule's ratio in the second step; None if none does."""
     r21 = measured.second.value
-    if abs(r21) <= NONE:
+    if r21 <= NONE:
         return 0.0
     ratio = _RATIO[rule]
     grid = np.linspace(0.0, 1 - 1e-9, 201)

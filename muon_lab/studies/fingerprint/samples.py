@@ -7,7 +7,7 @@ random ones, entry by entry.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from muon_lab.polar import starts
 from muon_lab.polar.engine import Orthogonalizer
 from muon_lab.studies.fingerprint import probes
 from muon_lab.studies.fingerprint.divisions import FAINT, Division
-from muon_lab.studies.fingerprint.subject import Subject
+from muon_lab.studies.fingerprint.subject import Raised, Subject
 
 Array = NDArray[np.float64]
 
@@ -36,7 +36,7 @@ OUTLYING = 10.0
 DENSE, COUNT = (8, 12), 6
 
 #: Decades by which the singular values of each such gradient spread more than those of the one before.
-STEEPER = 0.4
+STEEPER = 0.7
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,10 +59,6 @@ class Planted:
         """Return the inner product of each gradient, of norm 1, with its direction."""
         return (self.sigma * seen(self.sigma)).sum(axis=1)
 
-    def norms(self, seen: Map) -> Array:
-        """Return the norm of each direction."""
-        return np.linalg.norm(seen(self.sigma), axis=1)
-
     def read(self, U: Float[Tensor, "m n"]) -> Array:
         """Return the singular values of an update, with signs."""
         return probes.read(U, probes.SHORT)
@@ -73,7 +69,8 @@ class Planted:
         if not self.division.entries:
             return p
         with np.errstate(over="ignore", invalid="ignore"):
-            return p / np.sqrt(self.division.beta2 * seen(self.sigma_before) ** 2 + p * p)
+            signs = p / np.sqrt(self.division.beta2 * seen(self.sigma_before) ** 2 + p * p)
+        return signs * np.sqrt(max(self.shape))  # a row of a planted gradient has entries of one magnitude
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,10 +92,6 @@ class Dense:
         """Return the inner product of each gradient, of norm 1, with its direction."""
         pairs = zip(self._directions(seen), self.gradients, strict=True)
         return np.array([float((D * G).sum() / G.norm()) for D, G in pairs])
-
-    def norms(self, seen: Map) -> Array:
-        """Return the norm of each direction."""
-        return np.array([float(D.norm()) for D in self._directions(seen)])
 
     def read(self, U: Float[Tensor, "m n"]) -> Array:
         """Return the entries of an update."""
@@ -128,24 +121,52 @@ def observed(
 ) -> Array:
     """Return what an optimizer gives, one row a probe: its first update, or the one after a faint first.
 
+    Where some steps raise, as with a schedule that diverges, their rows are NaN.
+
     Raises
     ------
     Raised
-        If a step does.
+        If steps with every probe do.
     """
     faint = size * FAINT * samples.before
-    rows = []
+    rows: list[Array | None] = []
+    refusal = None
     for G in samples.gradients:
         steps = [faint, size * G - mixed * faint] if samples.division.entries else [size * G]
-        rows.append(samples.read(subject.updates(steps, dtype)[-1]))
-    return np.stack(rows)
+        try:
+            rows.append(samples.read(subject.updates(steps, dtype)[-1]))
+        except Raised as error:
+            rows.append(None)
+            refusal = error
+    whole = next((row for row in rows if row is not None), None)
+    if whole is None:
+        assert refusal is not None
+        raise refusal
+    return np.stack([np.full_like(whole, np.nan) if row is None else row for row in rows])
+
+
+def finite(samples: Samples, came: Array) -> tuple[Samples, Array]:
+    """Return the probes of which something finite came back, and that; all of them if none did."""
+    rows = np.flatnonzero(np.isfinite(came).all(axis=1))
+    if not len(rows) or len(rows) == len(came):
+        return samples, came
+    gradients = [samples.gradients[row] for row in rows]
+    if isinstance(samples, Planted):
+        return replace(samples, gradients=gradients, sigma=samples.sigma[rows]), came[rows]
+    return replace(samples, gradients=gradients, bases=[samples.bases[row] for row in rows]), came[rows]
 
 
 def simulated(samples: Samples, orthogonalize: Orthogonalizer) -> Array:
     """Return what an orthogonalizer gives, one row a probe, up to a factor for each."""
-    before = orthogonalize(samples.before).double()
-    directions = [orthogonalize(G).double() for G in samples.gradients]
-    return np.stack([samples.read(samples.division.divided(D, before)) for D in directions])
+    return directed(samples, orthogonalize)[0]
+
+
+def directed(samples: Samples, orthogonalize: Orthogonalizer) -> tuple[Array, Array]:
+    """Return what an orthogonalizer gives as `simulated`, and as `inner` the products with its directions."""
+    before, *directions = orthogonalize(torch.stack([samples.before, *samples.gradients])).double().unbind()
+    rows = np.stack([samples.read(samples.division.divided(D, before)) for D in directions])
+    pairs = zip(directions, samples.gradients, strict=True)
+    return rows, np.array([float((D * G).sum() / G.norm()) for D, G in pairs])
 
 
 def misfit(came: Array, expected: Array) -> tuple[Array, Array]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from muon_lab.optim import step
-from muon_lab.studies.fingerprint import probes, samples
+from muon_lab.studies.fingerprint import probes
 from muon_lab.studies.fingerprint.card import Finding
 from muon_lab.studies.fingerprint.character import Character
 from muon_lab.studies.fingerprint.decimals import shortest
@@ -46,11 +46,14 @@ class Scale:
         The extra factor; of scale and weight of the gradient together if the form of the momentum is unknown.
     sizes : dict
         For each shape the size of the update in its one singular value, relative to the first.
+    same : tuple of (str, float)
+        Other modes with the extra factors that make them equal to this one for every shape.
     """
 
     mode: str | None
     extra: float | None
     sizes: dict[tuple[int, int], float]
+    same: tuple[tuple[str, float], ...] = ()
 
     def of(self, m: int, n: int) -> float:
         """Return the factor for a shape; 1 if the mode is unknown or not one of the shape."""
@@ -67,7 +70,8 @@ class Scale:
         if self.extra is None:
             return Finding(f"{self.mode}: {formula}, times an unknown factor", {"mode": self.mode, "extra": None})
         times = "" if self.extra == 1 else f" times {self.extra:g}"
-        return Finding(f"{self.mode}: {formula}{times}", {"mode": self.mode, "extra": self.extra})
+        same = "".join(f", the same as {mode} times {extra:g}" for mode, extra in self.same)
+        return Finding(f"{self.mode}: {formula}{times}{same}", {"mode": self.mode, "extra": self.extra})
 
 
 FORMULAS = {
@@ -88,14 +92,14 @@ def scale(subject: Subject, first: Character, found: Momentum, division: Divisio
     absolute, weight = _absolute(found, division, image), found.weight()
     extras: dict[str, float | None] = {}
     if first.degree == 1:
-        by_norm = absolute / (probes.NORM * image.taken.inner(image.match.seen))
+        by_norm = absolute / (probes.NORM * image.inner)
         if _equal(sizes.values(), slack) and _equal(by_norm, slack):
-            extras["nuclear_norm"] = None if weight is None else _mean(by_norm / weight, image.match.residual)
+            extras["nuclear_norm"] = None if weight is None else _mean(by_norm / weight, image.left)
     elif first.degree == 0:
         if division.entries:  # the first update has no map in it
             absolute = np.array([raw[SHAPES[0]] * math.sqrt(1 - division.beta2)])
         shape = SHAPES[0] if division.entries else image.taken.shape
-        residual = 0.0 if division.entries else image.match.residual
+        residual = 0.0 if division.entries else image.left
         for mode in step.SCALES:
             if mode != "nuclear_norm" and _proportional(mode, sizes, slack):
                 extras[mode] = _mean(absolute / _factor(mode, shape), residual)
@@ -104,7 +108,8 @@ def scale(subject: Subject, first: Character, found: Momentum, division: Divisio
     if not extras:
         return Scale(None, None, sizes)
     mode = min(extras, key=lambda name: abs(math.log(extras[name] or 1.0)))
-    return Scale(mode, extras[mode], sizes)
+    same = tuple((name, extra) for name, extra in extras.items() if extra is not None and name != mode)
+    return Scale(mode, extras[mode], sizes, same)
 
 
 def transposed(subject: Subject) -> Finding:
@@ -120,13 +125,13 @@ def transposed(subject: Subject) -> Finding:
 
 def _size(subject: Subject, m: int, n: int, division: Division) -> float:
     """Return the singular value of the update of a planted gradient; the size of an entry if entries are divided."""
-    (U,) = subject.updates([probes.NORM * probes.planted(VALUES, m, n)])
+    (U,) = subject.tried([probes.NORM * probes.planted(VALUES, m, n)])
     return float(U.abs().max()) if division.entries else abs(float(probes.read(U, len(VALUES)).mean()))
 
 
 def _equal(values: Iterable[float], slack: float) -> bool:
     array = np.array(list(values))
-    return bool(np.ptp(array) <= slack * abs(array).max())
+    return bool(np.isfinite(array).all() and np.ptp(array) <= slack * abs(array).max())
 
 
 def _proportional(mode: str, sizes: Mapping[tuple[int, int], float], slack: float) -> bool:
@@ -142,15 +147,12 @@ def _factor(mode: str, shape: tuple[int, int]) -> float:
 
 def _absolute(found: Momentum, division: Division, image: Image) -> Array:
     """Return by what the directions of the planted probes are multiplied, second moments aside."""
-    sizes, taken = image.sizes, image.taken
-    planted = isinstance(taken, samples.Planted)
+    first = math.sqrt(1 - division.beta2)  # the root of a first average over that of what is averaged
     if division.entries:
-        return sizes * math.sqrt(1 - division.beta2) / (math.sqrt(probes.LONG) if planted else 1.0)
+        return image.sizes * first
     if division.adapt == "namo":
-        return sizes * math.sqrt(1 - division.beta2) / (found.weight() or 1.0)
-    if division.kind != "spectral" and not planted:  # rows or columns of norm 1, brought to the norm of the direction
-        return sizes * math.sqrt(taken.shape[1]) / taken.norms(image.match.seen)
-    return sizes
+        return image.sizes * first / (found.weight() or 1.0)
+    return image.sizes
 
 
 def _mean(factors: Array, residual: float) -> float:

@@ -70,13 +70,16 @@ class Setting:
         return f"optim.Muon({', '.join(self._arguments())})"
 
     def __str__(self) -> str:
-        """Return the lines that build it, the imports first."""
+        return self.text(WIDTH)
+
+    def text(self, width: int) -> str:
+        """Return the lines that build it, the imports first; a call of more columns has an argument a line."""
         call, table = self.code(), _schedule_code(self.match.schedule) if "Schedule(" in self.code() else ""
         lines = list(self.imports)
         if table:
             lines += ["", f"table = {_over_lines(table)}"]
             call = call.replace(table, "table")
-        if len(call) > WIDTH:
+        if len(call) > width:
             arguments = [argument.replace(table, "table") if table else argument for argument in self._arguments()]
             call = "optim.Muon(\n" + "".join(f"    {argument},\n" for argument in arguments) + ")"
         return "\n".join([*lines, "", call])

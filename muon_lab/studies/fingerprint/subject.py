@@ -203,7 +203,7 @@ class Subject:
     def updates(
         self, gradients: Sequence[Float[Tensor, "m n"]], dtype: torch.dtype = torch.float32
     ) -> list[Float[Tensor, "m n"]]:
-        """Return what each step subtracts from weights of zero at learning rate 1, in float64.
+        """Return what each step subtracts from weights of zero at learning rate 1, without decay, in float64.
 
         Raises
         ------
@@ -211,7 +211,14 @@ class Subject:
             As `run`.
         """
         W = torch.zeros(gradients[0].shape, dtype=dtype)
-        return [-W.double() for W in self.run(W, gradients, rate=1.0, zeroed=True).weights]
+        return [-W.double() for W in self.run(W, gradients, rate=1.0, decay=0.0, zeroed=True).weights]
+
+    def tried(self, gradients: Sequence[Float[Tensor, "m n"]]) -> list[Float[Tensor, "m n"]]:
+        """Return these updates, NaN all of them if a step raises, as it may where a schedule diverges."""
+        try:
+            return self.updates(gradients)
+        except Raised:
+            return [torch.full_like(G, float("nan"), dtype=torch.float64) for G in gradients]
 
 
 def load(path: str) -> type[torch.optim.Optimizer]:

@@ -44,13 +44,13 @@ import torch
 from torch import Tensor, nn
 
 from muon_lab.nearest import unknown
-from muon_lab.parallel import agreement, buckets, checkpoints, ownership
-from muon_lab.parallel.agreement import Report
 from muon_lab.parallel.collectives import Collectives
-from muon_lab.parallel.gathering import GATHERS, Gather
-from muon_lab.parallel.ownership import Owners
-from muon_lab.parallel.reducing import REDUCTIONS, Reduction
-from muon_lab.parallel.wrapping import Wrapper
+from muon_lab.parallel.replicas import agreement, buckets, checkpoints, ownership
+from muon_lab.parallel.replicas.agreement import Report
+from muon_lab.parallel.replicas.gathering import GATHERS, Gather
+from muon_lab.parallel.replicas.ownership import Owners
+from muon_lab.parallel.replicas.reducing import REDUCTIONS, Reduction
+from muon_lab.parallel.replicas.wrapping import Wrapper
 
 
 class LayerwiseOptimizer(Wrapper):

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from muon_lab.parallel.buckets import Bucket
+from muon_lab.parallel.replicas.buckets import Bucket
 
 
 def flattened(

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from muon_lab.parallel import packing
-from muon_lab.parallel.buckets import Bucket
 from muon_lab.parallel.collectives import Collectives, Pending
+from muon_lab.parallel.replicas import packing
+from muon_lab.parallel.replicas.buckets import Bucket
 
 #: How owners' shares come together: as long as they are, or padded to the longest.
 GATHERS = ("exact", "padded")

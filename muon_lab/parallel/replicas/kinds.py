@@ -3,8 +3,8 @@
 import torch
 
 from muon_lab.parallel.collectives import Collectives
-from muon_lab.parallel.elementwise import ElementwiseOptimizer, is_elementwise
-from muon_lab.parallel.layerwise import LayerwiseOptimizer
+from muon_lab.parallel.replicas.elementwise import ElementwiseOptimizer, is_elementwise
+from muon_lab.parallel.replicas.layerwise import LayerwiseOptimizer
 
 
 def distribute(

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from muon_lab.parallel import agreement
-from muon_lab.parallel.agreement import Report
 from muon_lab.parallel.collectives import Collectives
+from muon_lab.parallel.replicas import agreement
+from muon_lab.parallel.replicas.agreement import Report
 
 
 class Wrapper(torch.optim.Optimizer):

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from muon_lab.parallel import packing
-from muon_lab.parallel.buckets import Bucket
 from muon_lab.parallel.collectives import Collectives, Pending
-from muon_lab.parallel.wrapping import dense
+from muon_lab.parallel.replicas import packing
+from muon_lab.parallel.replicas.buckets import Bucket
+from muon_lab.parallel.replicas.wrapping import dense
 
 #: To whom gradients go: all to all ranks, each to its owner, or nowhere since they are means already.
 REDUCTIONS = ("all_reduce", "reduce_scatter", "none")

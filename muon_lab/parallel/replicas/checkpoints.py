@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from muon_lab.parallel.agreement import told
 from muon_lab.parallel.collectives import Collectives
+from muon_lab.parallel.replicas.agreement import told
 
 Packed = dict[str, Any]
 

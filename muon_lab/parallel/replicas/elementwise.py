@@ -27,11 +27,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from muon_lab.parallel import agreement, buckets, checkpoints, packing
-from muon_lab.parallel.agreement import Report
-from muon_lab.parallel.buckets import Piece
 from muon_lab.parallel.collectives import Collectives
-from muon_lab.parallel.wrapping import Wrapper, dense
+from muon_lab.parallel.replicas import agreement, buckets, checkpoints, packing
+from muon_lab.parallel.replicas.agreement import Report
+from muon_lab.parallel.replicas.buckets import Piece
+from muon_lab.parallel.replicas.wrapping import Wrapper, dense
 
 #: Optimizers of torch that treat every entry by itself, given those of its state and numbers that all entries share.
 ELEMENTWISE = (
