@@ -171,7 +171,7 @@ def convergence(table: pl.DataFrame) -> Figure:
             upper.set_ylim(top=1.02 * max(chosen.filter(problem=problem)[BEGUN]))
         _loss_axis(lower, shown, ("loss",))
         rates = shown["lr"].to_numpy()
-        style.log10(lower, "x", rates.min() / 1.5, rates.max() * 1.5, most=4)
+        style.log10(lower, "x", rates.min() / 1.5, rates.max() * 1.5, most=4 if len(problems) < 5 else 2)
         upper.xaxis.set_major_locator(MaxNLocator(3, integer=True))
         upper.set_xlabel("steps")
         lower.set_xlabel("learning rate")
