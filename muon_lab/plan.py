@@ -3,18 +3,21 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from muon_lab.cost import inventory, network, own
-from muon_lab.cost.plan import Plan, Setting, named, plan
+from muon_lab.cost.plan import Choice, Plan, Setting, named, plan
 from muon_lab.nearest import nearest
 from muon_lab.parallel.grid import Grid
 from muon_lab.sweep.arguments import Help, with_tyro
 
 OK, BAD_ARGUMENTS = 0, 2
+
+#: Ranks of the largest grid that is planned.
+MOST = 2**17
 
 PROGRAM = "python -m muon_lab.plan"
 
@@ -66,8 +69,16 @@ class Options:
     """Gather of new weights: parts as long as they are (exact), or as long as the longest (padded)."""
     no_overlap: bool = False
     """Hide the gather of weights behind nothing, instead of behind the next forward pass."""
+    owners: str = "hybrid"
+    """Whether replicas may share matrices too long for one (hybrid), or own whole ones only (whole)."""
+    cap: float = 0.0
+    """The most entries that a replica owns, in units of the mean; no limit by default."""
     tflops: float = 0.0
-    """Rate of a rank's products; that of the cluster by default."""
+    """Rate of a rank's large products; that of the cluster by default."""
+    product_us: float = -1.0
+    """Microseconds that each product takes beside its flops; those of the cluster by default."""
+    active: float = 0.0
+    """Billions of parameters that a token passes; as published or configured by default, else all."""
     tokens: int = 0
     """Tokens a step; 65,536 a rank by default."""
     step_ms: float = 0.0
@@ -111,6 +122,8 @@ def read(given: list[str]) -> Options:
         If it has a flag that does not exist, or a value of another kind.
     """
     known = {option.name.replace("_", "-"): option.type for option in fields(Options)}
+    if given and not given[0].startswith("-"):
+        raise ValueError(f"{given[0]!r} is no option: did you mean --{nearest(given[0], known)}?")
     for place, word in enumerate(given):
         if not word.startswith("--"):
             continue
@@ -148,6 +161,12 @@ def planned(options: Options) -> Plan:
         If a name is unknown, a file cannot be read, or numbers do not fit.
     """
     model = own.read(options.model, qkv=options.qkv, gate_up=options.gate_up)
+    if not 0 <= options.active <= model.parameters / 1e9:
+        raise ValueError(
+            f"--active is {options.active} B parameters, but {model.name} has {model.parameters / 1e9:.4g} B"
+        )
+    if options.active:
+        model = replace(model, active=options.active * 1e9)
     setting = Setting(
         options.steps,
         options.degree,
@@ -160,6 +179,9 @@ def planned(options: Options) -> Plan:
         options.tflops * 1e12 or None,
         options.tokens or None,
         options.step_ms / 1e3 or None,
+        options.owners,
+        options.cap or None,
+        None if options.product_us == -1.0 else options.product_us / 1e6,
     )
     return plan(model, named(options.cluster), grid(options), setting, expert_tp=options.expert_tp)
 
@@ -194,6 +216,8 @@ def grid(options: Options) -> Grid:
             f"pp·dp·tp = {options.pp}·{dp}·{options.tp} = {dp * rest} is not {options.gpus} GPUs, but "
             f"dp={options.gpus // rest} would be"
         )
+    if dp * rest > MOST:
+        raise ValueError(f"{dp * rest} GPUs are too many to plan for, {MOST} are the most")
     return Grid(dp=dp, tp=options.tp, pp=options.pp, ep=options.ep)
 
 
@@ -226,15 +250,20 @@ def text(found: Plan) -> str:
                 "×".join(map(str, layer.held.layer.shape)),
                 str(layer.held.layer.count),
                 str(layer.held.count),
-                chosen.layout,
+                _named(chosen),
                 f"{chosen.sent / 1e6:.4g}",
                 f"{chosen.flops / 1e9:.4g}",
                 f"{1e3 * chosen.seconds:.3g}",
                 f"{chosen.memory / 1e9:.3g}",
-                "  ".join(f"{other.layout} {1e3 * other.seconds:.3g}" for other in layer.others),
+                "  ".join(f"{_named(other)} {1e3 * other.seconds:.3g}" for other in layer.others),
             )
         )
     return "\n".join([head, "", *_aligned(rows), "", *_summed(found), "", "Assumed:", *_lines(found.assumptions)])
+
+
+def _named(choice: Choice) -> str:
+    """Return the name of a layout, with the size of its teams."""
+    return choice.layout if choice.team == 1 else f"{choice.layout}/{choice.team}"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -256,18 +285,19 @@ def _summed(found: Plan) -> list[str]:
     ms = {name: 1e3 * value for name, value in totals.items() if name.endswith("_seconds") and isinstance(value, float)}
     lines = [
         f"optimizer {ms['optimizer_seconds']:.4g} ms on the busiest rank of stage {totals['stage']}: products "
-        f"{ms['compute_seconds']:.4g}, layouts {ms['exchange_seconds']:.3g}, gather of weights "
-        f"{ms['gather_seconds']:.3g}",
-        f"exposed communication {ms['exposed_seconds']:.3g} ms; with products {ms['visible_seconds']:.4g} ms, "
+        f"{ms['compute_seconds']:.4g}, elementwise {ms['elementwise_seconds']:.3g}, layouts "
+        f"{ms['exchange_seconds']:.3g}, gather of weights {ms['gather_seconds']:.3g}",
+        f"exposed communication {ms['exposed_seconds']:.3g} ms; with all work {ms['visible_seconds']:.4g} ms, "
         f"{100 * totals['share_of_step']:.2g} % of a step of {ms['step_seconds'] + ms['visible_seconds']:.5g} ms",
         f"memory {totals['memory'] / 1e9:.4g} GB a rank, and {totals['workspace'] / 1e9:.2g} GB to work in",
     ]
     for deal in found.deals:
         row = deal.row()
         lines.append(
-            f"{deal.group} matrices of stage {deal.stage}: {len(deal.owners)} on {row['replicas']} owners, the busiest "
-            f"{row['seconds_max_over_mean']:.3f} × the mean time and the fullest {row['entries_max_over_mean']:.3f} × "
-            f"the mean size, {row['idle']} without any"
+            f"{deal.group} matrices of stage {deal.stage}: {len(deal.owners.matrices)} on {row['replicas']} owners, "
+            f"the busiest {row['seconds_max_over_mean']:.3f} × the mean time and the fullest "
+            f"{row['entries_max_over_mean']:.3f} × the mean size, {row['idle']} without any"
+            + (f"; {deal.why}" if row["replicas"] > 1 else "")
         )
     return lines
 
@@ -277,11 +307,20 @@ def _lines(texts: Sequence[str]) -> list[str]:
 
 
 def drawn(row: Mapping[str, Any], stem: Path) -> list[Path]:
-    """Draw a plan beside the given name, whatever its ending."""
+    """Draw a plan beside the given name, whatever its ending.
+
+    Raises
+    ------
+    ValueError
+        If it cannot be written there.
+    """
     from muon_lab.figures import plan as panel
     from muon_lab.figures import save
 
-    return list(save.save(panel.draw(row), stem.with_suffix("") if stem.suffix in (".pdf", ".png") else stem))
+    try:
+        return list(save.save(panel.draw(row), stem.with_suffix("") if stem.suffix in (".pdf", ".png") else stem))
+    except OSError as error:
+        raise ValueError(f"the figure {str(stem)!r} cannot be written: {error.strerror}") from error
 
 
 if __name__ == "__main__":

@@ -9,7 +9,9 @@ import pytest
 from muon_lab import plan as command
 from muon_lab.cost import flops, inventory
 from muon_lab.cost.network import Cluster, Link, preset
+from muon_lab.cost.ownership import Kind, dealt, spread
 from muon_lab.cost.plan import ALONE, REASONS, Setting, plan
+from muon_lab.parallel import calls
 from muon_lab.parallel.grid import Grid
 
 KIMI = "--model kimi-k2 --gpus 256 --pp 4 --dp 64 --ep 64 --cluster gb300-nvl72"
@@ -64,13 +66,110 @@ def test_each_layer_has_its_quickest_layout_unless_the_stage_is_quicker_without(
         assert {other.layout for other in layer.others if other.reason == ALONE} <= {"split"}
 
 
+def test_giants_are_shared_and_the_rest_is_whole():
+    """Three matrices of 18432×7168 take 4.1 times the mean; in teams the busiest replica is done in half the time."""
+    grid = Grid(dp=64, pp=4, ep=64)
+    found, whole = (plan("kimi-k2", "gb300-nvl72", grid, Setting(owners=owners)) for owners in ("hybrid", "whole"))
+    assert {layer.chosen.layout for layer in found.layers if layer.held.layer.role == "mlp"} == {"split"}
+    assert {layer.chosen.layout for layer in found.layers if layer.held.layer.role == "shared"} == {"layerwise"}
+    assert not {layer.chosen.layout for layer in whole.layers} & {"split"}
+    (dense, _), (before, _) = found.deals, whole.deals
+    assert dense.owners.whole == before.owners.makespan == pytest.approx(max(load.seconds for load in before.loads))
+    assert dense.owners.makespan == pytest.approx(max(load.seconds for load in dense.loads))
+    assert dense.owners.makespan < before.owners.makespan / 2
+    assert sum(dense.owners.entries) == sum(before.owners.entries)
+    assert "mlp.gate by" in dense.why
+    assert before.why == "whole matrices only, as asked"
+    assert found.totals["optimizer_seconds"] < whole.totals["optimizer_seconds"]
+
+
+def test_a_team_takes_its_part_of_the_products_all_of_the_square_and_its_calls():
+    """By hand: four ranks cut 18432×7168 along rows, and sum five Gram matrices of bfloat16."""
+    k, s, team = 7168, 18432, 4
+    cluster = preset("gb300-nvl72")
+    layers = plan("kimi-k2", cluster, Grid(dp=64, pp=4, ep=64)).layers
+    (gate,) = [layer.chosen for layer in layers if layer.held.layer.name == "mlp.gate"]
+    assert (gate.team, gate.flops) == (team, 5 * (4 * k**2 * s // team + 2 * k**3))
+    assert gate.compute == pytest.approx(gate.flops / cluster.rate + 15 * cluster.overhead)
+    summed = calls.all_reduce((k, k), "bfloat16", team)
+    norm = calls.all_reduce((3, 1, 1), "float64", team)
+    assert gate.exchange == pytest.approx(5 * cluster.seconds(summed) + cluster.seconds(norm))
+    assert gate.elementwise == pytest.approx(k * s / team * (2 + 4 + 16 + 4) / cluster.stream)
+
+
 def test_what_is_quicker_alone_is_weighed_for_the_whole_stage():
-    """Each giant of Kimi K2 would be done sooner by all ranks, but three ranks do the three of them side by side."""
-    found = plan("kimi-k2", "gb300-nvl72", Grid(dp=64, pp=4, ep=64))
-    giants = [layer for layer in found.layers if layer.held.layer.role == "mlp"]
-    assert {layer.chosen.layout for layer in giants} == {"layerwise"}
-    assert {other.layout for layer in giants for other in layer.others if other.reason == ALONE} == {"split"}
-    assert sum(layer.others[0].seconds for layer in giants) > max(layer.chosen.compute for layer in giants)
+    """One attention matrix of a class would be done sooner by two, yet all replicas are busy with their own."""
+    layers = plan("kimi-k2", "gb300-nvl72", Grid(dp=64, pp=4, ep=64)).layers
+    assert {other.layout for layer in layers for other in layer.others if other.reason == ALONE} == {"split"}
+
+
+def test_a_cap_bounds_what_an_owner_holds():
+    grid = Grid(dp=64, pp=4, ep=64)
+    free, capped = (plan("kimi-k2", "gb300-nvl72", grid, Setting(cap=cap)).deals[0].owners for cap in (None, 1.3))
+    assert spread(free.entries) > 1.3 >= spread(capped.entries)
+    assert capped.makespan >= free.makespan
+    assert capped.whole is None  # one giant alone is more than that
+    with pytest.raises(ValueError, match="no rank has room"):
+        plan("kimi-k2", "gb300-nvl72", grid, Setting(cap=1.3, owners="whole"))
+
+
+def test_blocks_of_replicas_keep_a_long_search_short():
+    kinds = [Kind("w", 512, 64, lambda team: 1.0 / team), Kind("giant", 8, 4096, lambda team: 64.0 / team)]
+    found = dealt(kinds, 2**12)
+    assert min(found.teams) > 1
+    assert found.makespan < 1 / 2
+    assert sum(found.entries) == 512 * 64 + 8 * 4096
+    assert [sum(owned) for owned in found.owned] == [512 * found.teams[0], 8 * found.teams[1]]
+
+
+def test_the_owner_layout_takes_as_long_as_its_busiest_rank():
+    """Two matrices on four tensor-parallel ranks: two of them have one each, and no mean makes that less."""
+    layer = inventory.Layer("w", "mlp", (256, 512), (0, 1), 1, 0)
+    cluster = Cluster("slow link", "made up", 8, Link(0.0, 1e6), Link(0.0, 1e6), rate=1e12)
+    found = plan(inventory.Model("two", (layer,), 2), cluster, Grid(tp=4))
+    (one,) = found.layers
+    assert one.chosen.layout == "owner"
+    assert found.totals["compute_seconds"] == one.chosen.compute == flops.newton_schulz(256, 512, 5) / 1e12
+
+
+def test_small_products_run_slower_by_what_each_takes_beside_its_flops():
+    model, grid = inventory.get("qwen3-8b"), Grid(dp=4)
+    none, some = (plan(model, "h200-nvlink", grid, Setting(overhead=t)).totals for t in (0.0, 1e-5))
+    matrices = model.count / 4
+    assert some["compute_seconds"] - none["compute_seconds"] == pytest.approx(15 * matrices * 1e-5, rel=0.1)
+    assert preset("h200-nvlink").overhead == 1e-5
+
+
+def test_elementwise_work_is_priced_by_the_memory():
+    """One GPU: 2 + 4 bytes of weight and gradient, 16 of state both ways, 4 of the update, at 4.8 TB/s."""
+    found = plan("qwen3-8b", "h200-nvlink", Grid())
+    model = inventory.get("qwen3-8b")
+    rest = model.parameters - model.matrix_parameters - model.vectors
+    expected = (26 * model.matrix_parameters + 30 * rest) / 4.8e12
+    assert found.totals["elementwise_seconds"] == pytest.approx(expected, rel=1e-12)
+    assert found.totals["visible_seconds"] > found.totals["compute_seconds"]
+
+
+def test_memory_is_that_of_the_fullest_rank_of_all_stages():
+    """Weights and gradients of a stage with an embedding, state of what its ranks own: by hand for one rank a stage."""
+    found, model = plan("gpt2", "h200-nvlink", Grid(pp=2)), inventory.get("gpt2")
+    half = model.matrix_parameters // 2
+    first = [layer for layer in model.layers if layer.role in ("embedding", "position")]
+    assert found.totals["memory"] == half * (6 + 8) + sum(layer.parameters for layer in first) * (6 + 12)
+
+
+def test_the_step_is_estimated_at_the_rate_of_the_cluster_and_by_active_parameters():
+    base = plan("qwen3-8b", "h200-nvlink", Grid(dp=4)).totals["step_seconds"]
+    assert plan("qwen3-8b", "h200-nvlink", Grid(dp=4), Setting(rate=1e14)).totals["step_seconds"] == base
+    model = inventory.get("qwen3-8b")
+    assert base == pytest.approx(6 * (model.active or model.parameters) * 65_536 / (785e12 / 2))
+
+
+def test_heads_that_are_cut_are_told():
+    """Qwen3-30B-A3B has four key-value heads of 128 rows; on eight ranks each has half of one."""
+    cut, fine = (plan("qwen3-30b-a3b", "h200-nvlink", Grid(dp=2, tp=tp)).assumptions for tp in (8, 4))
+    assert any("attn.k into 64" in line and "heads of 128" in line for line in cut)
+    assert not any(line.startswith("heads are cut") for line in fine)
 
 
 def test_the_layout_follows_the_machine():
@@ -96,14 +195,19 @@ def test_totals_are_those_of_the_busiest_owner():
     found = plan("qwen3-8b", "h200-nvlink", Grid(dp=16))
     (deal,) = found.deals
     model = inventory.get("qwen3-8b")
-    assert sorted(deal.names) == sorted(layer.name for layer in model.matrices for _ in range(layer.count))
-    loads = [0.0] * 16
-    for name, owner in zip(deal.names, deal.owners, strict=True):
+    assert not deal.owners.shared
+    names = [deal.owners.kinds[kind] for kind in deal.owners.matrices]
+    assert sorted(names) == sorted(layer.name for layer in model.matrices for _ in range(layer.count))
+    loads, counts = [0.0] * 16, [0] * 16
+    for name, owner in zip(names, deal.owners.first, strict=True):
         loads[owner] += flops.newton_schulz(*model.layer(name).shape, 5)
-    assert found.totals["flops"] == max(loads)
-    assert sum(deal.entries) == model.matrix_parameters
-    assert found.totals["compute_seconds"] == max(loads) / preset("h200-nvlink").rate
-    parts = ("compute_seconds", "exchange_seconds", "gather_seconds")
+        counts[owner] += 1
+    assert found.totals["flops"] in loads
+    cluster = preset("h200-nvlink")
+    seconds = [load / cluster.rate + 15 * cluster.overhead * count for load, count in zip(loads, counts, strict=True)]
+    assert sum(deal.owners.entries) == model.matrix_parameters
+    assert found.totals["compute_seconds"] == pytest.approx(max(seconds), rel=2e-3)  # the busiest by all it does
+    parts = ("compute_seconds", "elementwise_seconds", "exchange_seconds", "gather_seconds")
     assert found.totals["optimizer_seconds"] == pytest.approx(sum(found.totals[part] for part in parts), rel=1e-12)
 
 
@@ -114,7 +218,8 @@ def test_a_giant_that_stops_the_balance_is_split():
     found = plan(inventory.Model("one", (giant,), 1), cluster, Grid(dp=8))
     assert found.layers[0].chosen.layout == "split"
     assert found.totals["compute_seconds"] == pytest.approx(found.layers[0].chosen.compute)
-    assert found.deals == ()
+    assert found.layers[0].chosen.team == 8
+    assert found.deals[0].owners.owned == ((1,) * 8,)
 
 
 def test_syrk_and_cubic_steps_take_less():
@@ -170,6 +275,14 @@ def test_planning_is_quick(line, limit):
         ("--json yes", "--json takes no value, but got 'yes'"),
         ("--model", "--model needs a value"),
         ("--steps 0", "steps must be positive, not 0"),
+        ("--tflops inf", "rate must be positive, not inf"),
+        ("--gpus 1000000000", "1000000000 GPUs are too many to plan for, 131072 are the most"),
+        ("--owners hybird", "did you mean 'hybrid'"),
+        ("--cap 0.5", "cap must be at least 1 times the mean, not 0.5"),
+        ("--product-us -2", "overhead of a product must be at least 0 s"),
+        ("--model gpt2 --active 3", "--active is 3.0 B parameters, but gpt2 has 0.12"),
+        ("--figure /proc/none/x", "the figure '/proc/none/x' cannot be written"),
+        ("stray", "'stray' is no option"),
     ],
 )
 def test_what_does_not_fit_ends_with_2_and_one_sentence(line, message, capsys):
@@ -186,6 +299,12 @@ def test_malformed_files_end_with_2(tmp_path, capsys):
         status, out, err = run(f"--model {tmp_path / name}", capsys)
         assert (status, out) == (2, "")
         assert "is not valid" in err
+    (tmp_path / "cut.safetensors").write_bytes(b"\x10" + bytes(7) + b'{"w": {"sha')
+    (tmp_path / "folder.toml").mkdir()
+    for name, message in (("cut.safetensors", "is no safetensors file"), ("folder.toml", "holds no .safetensors file")):
+        status, out, err = run(f"--model {tmp_path / name}", capsys)
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert message in err
 
 
 def test_ones_own_model_and_cluster(tmp_path, capsys):

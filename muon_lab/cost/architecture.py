@@ -13,7 +13,7 @@ plain layers       fc f × h, proj h × f
 =================  ====================================================================================================
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from muon_lab.cost.inventory import Layer, Model
@@ -64,7 +64,18 @@ def model(config: Config, name: str) -> Model:
     """
     known = normalised(config, name)
     layers = (*_attention(known, name), *_indexer(known, name), *_mlp(known, name), *_outside(known, name))
-    return Model(name, layers, known["num_hidden_layers"], vectors(known, name))
+    return Model(name, layers, known["num_hidden_layers"], vectors(known, name), active=_active(known, layers, name))
+
+
+def _active(config: Config, layers: Iterable[Layer], name: str) -> float | None:
+    """Return the parameters of one token's way through its experts, or None if there are none or nobody says how many.
+
+    Norms and biases are left out.
+    """
+    if not config.get("n_routed_experts") or config.get("num_experts_per_tok") is None:
+        return None
+    top = _number(config, "num_experts_per_tok", name)
+    return sum(layer.parameters * (top / layer.per_block if layer.expert else 1.0) for layer in layers)
 
 
 def normalised(config: Config, name: str) -> Config:
@@ -85,7 +96,7 @@ def normalised(config: Config, name: str) -> Config:
     known.setdefault("qkv_bias", bool(config.get("attention_bias")) or family in BIASED)
     known.setdefault("qk_norm", bool(config.get("use_qk_norm")) or family in NORMED)
     for key in NEEDED:
-        _number(known, key, name)
+        _number(known, key, name, config)
     return known
 
 
@@ -114,15 +125,21 @@ def vectors(config: Config, name: str) -> int:
     return blocks * block + norm
 
 
-def _number(config: Config, key: str, name: str) -> int:
+def _number(config: Config, key: str, name: str, given: Config | None = None) -> int:
+    """Return a positive whole number; what lacks is told with the nearest key of what was given."""
     value = config.get(key)
     if value is None:
-        near = nearest(key, config)
+        near = nearest(key, config if given is None else given)
         hint = f", the nearest key is {near!r}" if near else ""
         raise ValueError(f"the configuration of {name} has no {key!r}{hint}")
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{key!r} in the configuration of {name} must be a positive whole number, not {value!r}")
     return value
+
+
+def _none_or_more(config: Config, key: str, name: str) -> int:
+    """Return a whole number of at least 0, which is also what a missing key means."""
+    return _number(config, key, name) if config.get(key) else 0
 
 
 def _latent(config: Config) -> bool:
@@ -131,7 +148,12 @@ def _latent(config: Config) -> bool:
 
 def _heads(config: Config, name: str) -> tuple[int, int, int]:
     """Return query heads, key-value heads, and the length of one."""
-    q = config["num_attention_heads"]
+    q = _number(config, "num_attention_heads", name)
+    if config.get("head_dim") is None and config["hidden_size"] % q:
+        raise ValueError(
+            f"the configuration of {name} has no 'head_dim', and {q} heads do not divide a hidden size of "
+            f"{config['hidden_size']}"
+        )
     kv = q if config.get("num_key_value_heads") is None else _number(config, "num_key_value_heads", name)
     d = config["hidden_size"] // q if config.get("head_dim") is None else _number(config, "head_dim", name)
     return q, kv, d
@@ -140,26 +162,26 @@ def _heads(config: Config, name: str) -> tuple[int, int, int]:
 def _attention(config: Config, name: str) -> Iterator[Layer]:
     h, every = config["hidden_size"], tuple(range(config["num_hidden_layers"]))
 
-    def one(part: str, rows: int, cols: int, cut: int | None, joins: str = "") -> Layer:
-        return Layer(f"attn.{part}", "attention", (rows, cols), every, cut=cut, joins=joins)
+    def one(part: str, rows: int, cols: int, cut: int | None, joins: str = "", head: int = 1) -> Layer:
+        return Layer(f"attn.{part}", "attention", (rows, cols), every, cut=cut, joins=joins, unit=head)
 
     if not _latent(config):
         q, kv, d = _heads(config, name)
         for part, heads in (("q", q), ("k", kv), ("v", kv)):
-            yield one(part, heads * d, h, 0, "attn.qkv")
-        yield one("o", h, q * d, 1)
+            yield one(part, heads * d, h, 0, "attn.qkv", d)
+        yield one("o", h, q * d, 1, head=d)
         return
     keys = ("num_attention_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     heads, low, nope, rope, v = (_number(config, key, name) for key in keys)
     if config.get("q_lora_rank"):
         q_low = _number(config, "q_lora_rank", name)
         yield one("q_a", q_low, h, None)
-        yield one("q_b", heads * (nope + rope), q_low, 0)
+        yield one("q_b", heads * (nope + rope), q_low, 0, head=nope + rope)
     else:
-        yield one("q", heads * (nope + rope), h, 0)
+        yield one("q", heads * (nope + rope), h, 0, head=nope + rope)
     yield one("kv_a", low + rope, h, None)
-    yield one("kv_b", heads * (nope + v), low, 0)
-    yield one("o", h, heads * v, 1)
+    yield one("kv_b", heads * (nope + v), low, 0, head=nope + v)
+    yield one("o", h, heads * v, 1, head=v)
 
 
 def _indexer(config: Config, name: str) -> Iterator[Layer]:
@@ -173,8 +195,8 @@ def _indexer(config: Config, name: str) -> Iterator[Layer]:
 
 
 def _mlp(config: Config, name: str) -> Iterator[Layer]:
-    h, experts = config["hidden_size"], config.get("n_routed_experts") or 0
-    dense, sparse = _depths(config, experts)
+    h, experts = config["hidden_size"], _none_or_more(config, "n_routed_experts", name)
+    dense, sparse = _depths(config, experts, name)
     if str(config.get("mlp", "")).endswith("2mat"):
         f = _number(config, "intermediate_size", name)
         yield Layer("mlp.fc", "mlp", (f, h), dense, cut=0)
@@ -187,19 +209,24 @@ def _mlp(config: Config, name: str) -> Iterator[Layer]:
     own = "moe_intermediate_size" if config.get("moe_intermediate_size") is not None else "intermediate_size"
     width = _number(config, own, name)
     yield from _gated("experts", "expert", h, width, sparse, _number(config, "n_routed_experts", name))
-    shared = config.get("shared_expert_intermediate_size") or width * (config.get("n_shared_experts") or 0)
+    shared = _none_or_more(config, "shared_expert_intermediate_size", name)
+    shared = shared or width * _none_or_more(config, "n_shared_experts", name)
     if shared:
         yield from _gated("shared", "shared", h, shared, sparse, 1)
     yield Layer("router", "router", (experts, h), sparse)
 
 
-def _depths(config: Config, experts: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _depths(config: Config, experts: int, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the blocks with a dense layer and those with experts."""
     every = range(config["num_hidden_layers"])
     if not experts:
         return tuple(every), ()
-    first, only = config.get("first_k_dense_replace") or 0, config.get("mlp_only_layers") or ()
-    frequency, period = config.get("moe_layer_freq") or 1, config.get("decoder_sparse_step") or 1
+    first, only = _none_or_more(config, "first_k_dense_replace", name), config.get("mlp_only_layers") or ()
+    if not isinstance(only, list | tuple):
+        raise ValueError(f"'mlp_only_layers' in the configuration of {name} must be a list of blocks, not {only!r}")
+    period, frequency = _none_or_more(config, "decoder_sparse_step", name) or 1, config.get("moe_layer_freq") or 1
+    if not isinstance(frequency, list):
+        frequency = _none_or_more(config, "moe_layer_freq", name) or 1
     if isinstance(frequency, list):  # one flag a block
         sparse = tuple(block for block in every if block < len(frequency) and frequency[block])
     else:

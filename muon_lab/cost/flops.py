@@ -286,6 +286,26 @@ def layout(
     return general + _share(kernel) * (full - general)
 
 
+def count(name: str, steps: int, degree: int = 5) -> int:
+    r"""Return how many products a rank makes for one matrix in a layout: 3K, 2K with cubic steps, 4K - 1 in Gram form.
+
+    Raises
+    ------
+    ValueError
+        For an unknown name.
+
+    Examples
+    --------
+    >>> count("duplicated", 5), count("duplicated", 5, degree=3), count("gram", 5)
+    (15, 10, 19)
+    """
+    if name not in LAYOUTS:
+        raise unknown("layout", name, LAYOUTS)
+    coefficients = [QUINTIC if degree == 5 else CUBIC] * _steps(steps)
+    form = products.gram if name == "gram" else products.plain
+    return round(form(coefficients, 1, 1) / 2) if steps else 0  # two flops each, of 1×1 matrices
+
+
 def published(shape: Sequence[int], placement: Placement, rank: int, steps: int, kernel: str = "gemm") -> float:
     r"""Return the flops of a rank in the published distributed form, :math:`K (4 k^2 s / p + 2 k^3)`.
 

@@ -50,6 +50,8 @@ class Layer:
         The axis that tensor parallelism cuts: 0 for column-parallel layers, 1 for row-parallel ones; None for none.
     joins : str
         The name of the matrix that this one and its neighbours with the same `joins` may be kept as, "" for none.
+    unit : int
+        Rows (or columns) of the cut axis that belong together, such as those of an attention head.
 
     Raises
     ------
@@ -70,6 +72,7 @@ class Layer:
     per_block: int = 1
     cut: int | None = None
     joins: str = ""
+    unit: int = 1
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -122,7 +125,7 @@ class Model:
     source : tuple of str
         Where the configuration comes from.
     active : float, optional
-        Parameters that take part in one token, as published; of dense models, all.
+        Parameters that take part in one token, as published or counted; None for all.
     notes : tuple of str
         What a reader of the numbers should know.
 
@@ -231,7 +234,7 @@ def get(name: str, *, qkv: str = "stored", gate_up: str = "stored") -> Model:
     entry = _content()[name]
     model = architecture.model(entry["config"], name)
     active = entry["published_active_billions"]
-    model = replace(model, source=tuple(entry["source"]), active=active and active * 1e9)
+    model = replace(model, source=tuple(entry["source"]), active=active * 1e9 if active else model.active)
     return variant(model, qkv=qkv, gate_up=gate_up, fused=bool(entry["config"].get("fused_qkv")))
 
 
@@ -283,7 +286,8 @@ class Held:
     placement : Placement, optional
         How their shards lie on the tensor-parallel ranks; None if each rank has whole ones.
     replicas : int
-        Number of ranks with the very same matrices or shards: those over which owners can be spread.
+        Number of ranks over which owners can be spread. They have the very same matrices or shards; whole dense
+        matrices also lie on all tensor-parallel ranks, each of which updates them (as in Megatron-LM).
     """
 
     layer: Layer
@@ -301,6 +305,11 @@ class Held:
     def parameters(self) -> int:
         """Entries that the first rank has."""
         return self.count * prod(self.shard)
+
+    @property
+    def broken(self) -> bool:
+        """Whether shards hold parts of heads."""
+        return self.placement is not None and any(size % self.layer.unit for size in self.placement.sizes)
 
 
 def held(model: Model, grid: Grid, stage: int = 0, expert_tp: int = 1) -> tuple[Held, ...]:

@@ -456,6 +456,15 @@ class Cluster:
         Flops a second of large products in bfloat16, as measured or assumed; 0 if nothing is known.
     memory : float
         Bytes of a rank, 0 if unknown.
+    overhead : float
+        Seconds that a product takes beside its flops, however small it is. A product of f flops runs at
+        :math:`R f / (f + R t_0)`, half the rate R where f is the flops of the overhead (Hockney's form).
+    stream : float
+        Bytes a second of a rank's own memory, by which elementwise work is priced; 0 if unknown.
+
+    References
+    ----------
+    Hockney and Jesshope (1981), *Parallel Computers*, for the rate by an asymptote and the length of half of it.
 
     Examples
     --------
@@ -473,6 +482,8 @@ class Cluster:
     hardware: str = "nvlink"
     rate: float = 0.0
     memory: float = 0.0
+    overhead: float = 0.0
+    stream: float = 0.0
 
     def near(self, size: int, stride: int) -> int:
         """Return how many ranks of a group share a domain, given the distance of neighbours in ranks.
@@ -532,30 +543,43 @@ _H200 = 785e12
 #: Dense bf16 2.5 PFLOP/s; that large products reach the share of it that they do on an H200 (785 of 989) is assumed.
 _GB300 = 2500e12 * 785 / 989
 
+#: Seconds of a product beside its flops. An assumption: launches take some microseconds and small products fill no GPU;
+#: the published throughput of Muon asks for about as much (experiments/throughput).
+_OVERHEAD = 10e-6
+
+#: Bytes a second of HBM, nominal: NVIDIA's data sheets of the H200 and of the GB300 NVL72.
+_HBM3E, _HBM3E_12 = 4.8e12, 8e12
+
+
 _PRESETS = (
     Cluster(
         "h200-nvlink",
         "8 GPUs: 18 NVLink4 a GPU, 450 GB/s nominal one way (NVIDIA H200-SXM system file of MLPerf inference v4.1), of "
         "which NCCL 2.30.7 counts 18 × 20.6 GB/s (src/graph/topo.h); beyond them 400 Gb/s a GPU (same file). Rate: one "
-        "measurement of bf16 8192³ products on one H200; 989 TFLOP/s nominal (NVIDIA H200 data sheet)",
+        "measurement of bf16 8192³ products on one H200; 989 TFLOP/s and 4.8 TB/s nominal (NVIDIA H200 data sheet)",
         8,
         Link(_NVLINK, 18 * 20.6 * GB),
         _NDR,
         "hopper",
         rate=_H200,
         memory=141 * GB,
+        overhead=_OVERHEAD,
+        stream=_HBM3E,
     ),
     Cluster(
         "gb300-nvl72",
         "72 GPUs in one domain: 1.8 TB/s both ways a GPU, 130 TB/s a rack (NVIDIA enterprise reference architecture), "
         "of which NCCL 2.30.7 counts 18 × 40.1 GB/s one way (src/graph/topo.h); beyond them one ConnectX-8 of 800 Gb/s "
-        "a GPU. Rate: 2.5 PFLOP/s dense bf16 (Verda, a web article) times the share that an H200 reaches, assumed",
+        "a GPU. Rate: 2.5 PFLOP/s dense bf16 (Verda, a web article) times the share that an H200 reaches, assumed; "
+        "8 TB/s of HBM, nominal (NVIDIA GB300 NVL72 data sheet)",
         72,
         Link(_NVLINK, 18 * 40.1 * GB),
         _XDR,
         "blackwell",
         rate=_GB300,
         memory=288 * GB,
+        overhead=_OVERHEAD,
+        stream=_HBM3E_12,
     ),
     Cluster(
         "ib-ndr400",
@@ -568,6 +592,8 @@ _PRESETS = (
         "network",
         rate=_H200,
         memory=141 * GB,
+        overhead=_OVERHEAD,
+        stream=_HBM3E,
     ),
     Cluster(
         "ib-xdr800",
@@ -580,6 +606,8 @@ _PRESETS = (
         "network",
         rate=_GB300,
         memory=288 * GB,
+        overhead=_OVERHEAD,
+        stream=_HBM3E_12,
     ),
     Cluster(
         "pcie5",
@@ -635,8 +663,9 @@ def read(path: str | Path) -> Cluster:
     """Read the user's own cluster from a TOML file.
 
     Keys: ``name``, ``source``, ``domain``, ``generation`` (ampere, hopper, blackwell; without it the α–β model is
-    used), ``hardware`` (nvlink, pcie, network), ``tflops``, ``memory_gb``, and tables ``[inside]`` and ``[outside]``
-    with ``latency_us`` and ``bandwidth_gb``, bytes a second one way. Only ``[inside]`` is needed.
+    used), ``hardware`` (nvlink, pcie, network), ``tflops`` of large products and ``product_us`` that each takes beside
+    its flops, ``memory_gb``, ``memory_gb_s``, and tables ``[inside]`` and ``[outside]`` with ``latency_us`` and
+    ``bandwidth_gb``, gigabytes a second one way. Only ``[inside]`` is needed.
 
     Raises
     ------
@@ -654,13 +683,14 @@ def read(path: str | Path) -> Cluster:
     """
     path, content = Path(path), reading.toml(Path(path))
     where = str(path)
-    known = ("name", "source", "domain", "generation", "hardware", "tflops", "memory_gb", "inside", "outside")
-    reading.only(content, where, known)
+    numbers = {"tflops": 1e12, "memory_gb": GB, "product_us": US, "memory_gb_s": GB}
+    reading.only(content, where, ("name", "source", "domain", "generation", "hardware", *numbers, "inside", "outside"))
+    found = {key: reading.positive(content, key, where) * unit for key, unit in numbers.items() if key in content}
     generation = reading.text(content, "generation", where, "")
     hardware = reading.text(content, "hardware", where, "nvlink")
-    for value, names in ((generation, ("", *LL_MOST)), (hardware, STEP)):
+    for key, value, names in (("generation", generation, ("", *LL_MOST)), ("hardware", hardware, STEP)):
         if value not in names:
-            raise ValueError(f"{where}: {unknown('name', value, [name for name in names if name])}")
+            raise ValueError(f"{where}: {unknown(key, value, [name for name in names if name])}")
     inside = _link(content, "inside", where)
     return Cluster(
         reading.text(content, "name", where, path.stem),
@@ -670,8 +700,10 @@ def read(path: str | Path) -> Cluster:
         _link(content, "outside", where) if "outside" in content else inside,
         generation,
         hardware,
-        reading.positive(content, "tflops", where) * 1e12 if "tflops" in content else 0.0,
-        reading.positive(content, "memory_gb", where) * GB if "memory_gb" in content else 0.0,
+        rate=found.get("tflops", 0.0),
+        memory=found.get("memory_gb", 0.0),
+        overhead=found.get("product_us", 0.0),
+        stream=found.get("memory_gb_s", 0.0),
     )
 
 

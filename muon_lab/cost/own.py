@@ -8,6 +8,7 @@ along their columns; a name that says nothing is kept whole. What could not be p
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -58,18 +59,27 @@ def read(name: str, *, qkv: str = "stored", gate_up: str = "stored") -> Model:
     >>> read("gpt2").count
     48
     """
-    path = Path(name)
+    path = Path(name or "?")
     if name in inventory.names():
         return inventory.get(name, qkv=qkv, gate_up=gate_up)
+    if path.is_dir():
+        return _stored(path)
     if path.suffix == ".toml":
         return variant(_listed(path), qkv=qkv, gate_up=gate_up)
     if path.suffix == ".json":
         return _configured(path, qkv, gate_up)
-    if path.suffix == ".safetensors" or path.is_dir():
+    if path.suffix == ".safetensors":
         return _stored(path)
     raise ValueError(
         f"{unknown('model', name, inventory.names())}; or give a .toml list, a .safetensors file or a config.json"
     )
+
+
+def _uncounted(layers: Iterable[Layer]) -> tuple[str, ...]:
+    """Return a note if there are experts: nothing said how many of them a token passes."""
+    if not any(layer.expert and layer.per_block > 1 for layer in layers):
+        return ()
+    return ("how many experts a token passes is unknown, so a step is estimated as if it passed all of them",)
 
 
 def _configured(path: Path, qkv: str, gate_up: str) -> Model:
@@ -77,11 +87,14 @@ def _configured(path: Path, qkv: str, gate_up: str) -> Model:
     name = path.resolve().parent.name if path.name == "config.json" else path.stem
     known = architecture.normalised(config, str(path))
     model = architecture.model(config, name or path.stem)
+    model = model if model.active else replace(model, notes=_uncounted(model.layers))
     return variant(model, qkv=qkv, gate_up=gate_up, fused=bool(known.get("fused_qkv")))
 
 
 def _listed(path: Path) -> Model:
-    """Read a list of ``[[layer]]`` tables: name, shape, and count, experts, blocks, role and cut where they matter."""
+    """Read a list of ``[[layer]]`` tables: name and shape; where they matter, count, role, cut, joins and head (rows of
+    one); of experts how many a block has and how many of them a token passes (active).
+    """
     content, where = reading.toml(path), str(path)
     reading.only(content, where, ("name", "blocks", "vectors", "layer"))
     rows = reading.tables(content, "layer", where)
@@ -91,11 +104,13 @@ def _listed(path: Path) -> Model:
         raise ValueError(f"{where}: each layer needs a name of its own")
     vectors = reading.whole(content, "vectors", where) if "vectors" in content else 0
     most = blocks or max((len(layer.blocks) for layer in layers if not layer.excluded), default=1)
-    return Model(reading.text(content, "name", where, path.stem), layers, most, vectors, (where,))
+    active = _active(rows, layers, where)
+    name, notes = reading.text(content, "name", where, path.stem), () if active else _uncounted(layers)
+    return Model(name, layers, most, vectors, (where,), active, notes)
 
 
 def _layer(row: reading.Table, where: str, blocks: int) -> Layer:
-    reading.only(row, where, ("name", "shape", "count", "experts", "role", "cut", "joins"))
+    reading.only(row, where, ("name", "shape", "count", "experts", "active", "role", "cut", "joins", "head"))
     shape = row.get("shape")
     if not isinstance(shape, list) or len(shape) != 2 or not all(type(one) is int and one > 0 for one in shape):
         raise ValueError(f"{where}: 'shape' must be two positive whole numbers, outputs and inputs, not {shape!r}")
@@ -118,7 +133,23 @@ def _layer(row: reading.Table, where: str, blocks: int) -> Layer:
         experts,
         CUTS[cut],
         reading.text(row, "joins", where, ""),
+        reading.whole(row, "head", where, 1),
     )
+
+
+def _active(rows: Iterable[reading.Table], layers: Iterable[Layer], where: str) -> float | None:
+    """Return the parameters of one token's way, or None if the list does not say through how many experts it goes."""
+    total, told = 0.0, False
+    for index, (row, layer) in enumerate(zip(rows, layers, strict=True), 1):
+        if layer.per_block == 1:
+            total += layer.parameters
+            continue
+        experts = reading.whole(row, "active", f"{where}: layer {index}", layer.per_block)
+        if experts > layer.per_block:
+            raise ValueError(f"{where}: layer {index}: 'active' is {experts}, of {layer.per_block} experts")
+        told = told or "active" in row
+        total += layer.parameters * experts / layer.per_block
+    return total if told else None
 
 
 class _Array(NamedTuple):
@@ -148,6 +179,7 @@ def _stored(path: Path) -> Model:
         raise ValueError(f"{path} holds no matrix, only arrays of other shapes")
     blocks = 1 + max((array.block or 0 for group in found.values() for array in group), default=0)
     layers = tuple(_grouped(stem, group, blocks) for (stem, _), group in found.items())
+    notes += _uncounted(layers)
     notes += [
         f"{layer.name!r} is of an unknown kind: no parallelism cuts it" for layer in layers if layer.role == "other"
     ]

@@ -3,25 +3,27 @@ r"""Which layout for which layer of a model on a cluster, who owns what, and wha
 Each class of equal matrices is priced in every layout that leaves its update as it is, and gets the quickest. A rank's
 seconds for it are
 
-.. math:: t = \frac{flops}{rate} + t_{tp} + t_{dp},
+.. math:: t = \frac{flops}{rate} + products \cdot t_0 + \frac{bytes}{stream} + t_{tp} + t_{dp},
 
-its products, what its layout asks of the tensor-parallel group, and its part of the gather of new weights. Matrices are
-owned, whole or as shards, by one of the ranks that replicate them (layer-wise data parallelism), and dealt by the
-largest first on the cost of their layout. Classes are priced, never single matrices; only the dealing looks at each.
+its products with what each takes beside its flops, elementwise work at the rate of the rank's memory, what its layout
+asks of the tensor-parallel group, and its part of the gather of new weights. Matrices are owned, whole or as shards, by
+one of the ranks that replicate them (layer-wise data parallelism), or shared by a team of those (`ownership`). Classes
+are priced, never single matrices; only the dealing looks at each.
 
 What a number is of: per layer, the rank that has most of that class, in the pipeline stage that has most; in totals,
 the rank that has most of everything, in the slowest stage.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from math import prod
-from operator import mul
+from functools import cache
+from math import inf, prod
 from typing import Any, NamedTuple, TypeAlias
 
 from muon_lab.cost import flops, inventory, network, own, volume
 from muon_lab.cost.inventory import Held, Model
-from muon_lab.cost.network import Cluster
+from muon_lab.cost.network import Cluster, Number
+from muon_lab.cost.ownership import POLICIES, Kind, Owners, dealt, spread
 from muon_lab.nearest import unknown
 from muon_lab.parallel import balance, calls
 from muon_lab.parallel.calls import ITEMSIZE, Call
@@ -32,8 +34,8 @@ from muon_lab.parallel.volume import Volume
 CHOSEN = ("duplicated", "distributed", "owner")
 BESIDE = ("gram", "blockwise", "periodic")
 
-#: Layouts of shards, and those in which all replicas take part alike, so that nobody owns a matrix.
-SHARDED, SHARED = (*CHOSEN, *BESIDE), ("split", "replicated", "elementwise")
+#: Layouts in which all replicas take part alike, so that nobody owns a matrix.
+SHARED = ("replicated", "elementwise")
 
 #: Why a layout is shown and not chosen.
 REASONS = {
@@ -74,11 +76,17 @@ class Setting:
     overlap : bool
         Whether the gather of weights is hidden behind the next forward pass, a third of the step.
     rate : float, optional
-        Flops a second of a rank's products; that of the cluster by default.
+        Flops a second of a rank's large products; that of the cluster by default.
+    overhead : float, optional
+        Seconds of a product beside its flops; that of the cluster by default.
     tokens : int, optional
         Tokens a step; 65,536 a rank by default.
     step : float, optional
         Seconds of a training step without the optimizer; estimated from tokens by default.
+    owners : {"hybrid", "whole"}
+        Whether replicas may share matrices that are too long for one of them, or own whole ones only.
+    cap : float, optional
+        No replica owns more entries than so many times the mean.
     """
 
     steps: int = 5
@@ -92,9 +100,12 @@ class Setting:
     rate: float | None = None
     tokens: int | None = None
     step: float | None = None
+    owners: str = "hybrid"
+    cap: float | None = None
+    overhead: float | None = None
 
     def __post_init__(self) -> None:
-        for name, known in (("kernel", flops.KERNELS), ("gather", volume.GATHERS)):
+        for name, known in (("kernel", flops.KERNELS), ("gather", volume.GATHERS), ("owners", POLICIES)):
             if getattr(self, name) not in known:
                 raise unknown(name, getattr(self, name), known)
         for name in ("weight", "gradient", "wire"):
@@ -104,8 +115,12 @@ class Setting:
             raise ValueError(f"degree of a step must be 3 or 5, not {self.degree}")
         for name in ("steps", "rate", "tokens", "step"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
+            if value is not None and not 0 < value < inf:
                 raise ValueError(f"{name} must be positive, not {value}")
+        if self.overhead is not None and not 0 <= self.overhead < inf:
+            raise ValueError(f"overhead of a product must be at least 0 s, not {self.overhead}")
+        if self.cap is not None and not 1 <= self.cap < inf:
+            raise ValueError(f"cap must be at least 1 times the mean, not {self.cap}")
 
 
 @dataclass(frozen=True)
@@ -115,9 +130,9 @@ class Choice:
     Attributes
     ----------
     layout : str
-        Of shards: one of `CHOSEN` and `BESIDE`. Of whole matrices: "layerwise"; "split" where all replicas cut each
-        matrix and sum its Gram matrices (distributed); "replicated" where every replica does the same; "local" where
-        there is but one. "elementwise" for what AdamW has.
+        Of shards: one of `CHOSEN` and `BESIDE`. Of whole matrices: "layerwise"; "split" where a team of replicas cuts
+        each matrix and sums its Gram matrices (distributed); "replicated" where every replica does the same; "local"
+        where there is but one. "elementwise" for what AdamW has.
     flops : float
         Of its products.
     sent : int
@@ -128,6 +143,10 @@ class Choice:
         Seconds of products, of what a layout sends, and for new weights (or whole gradients).
     reason : str
         Why it cannot be chosen; "" if it can.
+    elementwise : float
+        Seconds of elementwise work: momentum, master weights, weights.
+    team : int
+        How many replicas share a matrix.
     """
 
     layout: str
@@ -138,17 +157,19 @@ class Choice:
     exchange: float
     gather: float
     reason: str = ""
+    elementwise: float = 0.0
+    team: int = 1
 
     @property
     def seconds(self) -> float:
         """All of it, one after the other."""
-        return self.compute + self.exchange + self.gather
+        return self.compute + self.exchange + self.elementwise + self.gather
 
     def row(self) -> dict[str, Any]:
         """Return it for JSON."""
         content = {"layout": self.layout, "bytes": self.sent, "flops": self.flops, "seconds": self.seconds}
         content |= {"memory": self.memory, "compute_seconds": self.compute, "exchange_seconds": self.exchange}
-        content["gather_seconds"] = self.gather
+        content |= {"elementwise_seconds": self.elementwise, "gather_seconds": self.gather, "team": self.team}
         return content | ({"not_chosen": self.reason} if self.reason else {})
 
 
@@ -171,7 +192,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Deal:
-    """Who owns what, in one group of a stage.
+    """Who owns what in one group of a stage, and what follows for a rank of each replica.
 
     Attributes
     ----------
@@ -179,57 +200,69 @@ class Deal:
         The pipeline stage.
     group : str
         "dense" or "expert".
-    names : tuple of str
-        Of the class of each matrix.
-    owners : tuple of int
-        The replica that owns each.
-    classes : tuple of str
-        The classes that are dealt.
-    owned : tuple of tuple of int
-        How many of a class each replica owns.
-    loads, flops, exchange : tuple of float
-        Seconds of a rank of each replica, its flops, and the seconds of what its layouts send.
-    entries : tuple of int
-        Entries of weights that a rank of each replica owns.
+    owners : Owners
+        Of each matrix.
+    loads : tuple of Load
+        What the busiest rank of each replica takes.
     stride : int
         How many ranks lie between neighbours.
     """
 
     stage: int
     group: str
-    names: tuple[str, ...] = field(repr=False)
-    owners: tuple[int, ...] = field(repr=False)
-    classes: tuple[str, ...]
-    owned: tuple[tuple[int, ...], ...] = field(repr=False)
-    loads: tuple[float, ...] = field(repr=False)
-    flops: tuple[float, ...] = field(repr=False)
-    exchange: tuple[float, ...] = field(repr=False)
-    entries: tuple[int, ...] = field(repr=False)
+    owners: Owners
+    loads: tuple["Load", ...] = field(repr=False)
     stride: int
 
-    @property
-    def busiest(self) -> int:
-        """The replica that takes longest."""
-        return max(range(len(self.loads)), key=self.loads.__getitem__)
-
     def row(self) -> dict[str, Any]:
-        """Return it for JSON: replicas that own alike stand together."""
-        alike: dict[tuple[int, ...], list[int]] = {}
-        for rank, column in enumerate(zip(*self.owned, strict=True)):
-            alike.setdefault(column, []).append(rank)
+        """Return it for JSON."""
+        seconds = [load.seconds for load in self.loads]
         return {
             "stage": self.stage,
             "group": self.group,
-            "replicas": len(self.loads),
-            "policy": "lpt_flops",
-            "seconds_max_over_mean": _spread(self.loads),
-            "flops_max_over_mean": _spread(self.flops),
-            "entries_max_over_mean": _spread(self.entries),
-            "idle": sum(1 for load in self.loads if not load),
-            "owned": [
-                {"replicas": ranks, "matrices": _counted(self.classes, column)} for column, ranks in alike.items()
-            ],
+            **self.owners.row(),
+            "seconds_max_over_mean": spread(seconds),
+            "flops_max_over_mean": spread([load.flops for load in self.loads]),
+            "idle": sum(1 for each in seconds if not each),
+            "why": self.why,
         }
+
+    @property
+    def why(self) -> str:
+        """One sentence on whether matrices are shared."""
+        most, whole = 1e3 * self.owners.makespan, self.owners.whole
+        if self.owners.policy == "whole":
+            return "whole matrices only, as asked"
+        if not self.owners.shared:
+            return "whole matrices only: sharing any would make the busiest replica no quicker"
+        teams = ", ".join(f"{name} by {team}" for name, team in self.owners.shared.items())
+        before = "would leave no room under the cap" if whole is None else f"would take {1e3 * whole:.4g} ms"
+        return f"replicas share matrices ({teams}): the busiest then takes {most:.4g} ms, and whole matrices {before}"
+
+
+class Load(NamedTuple):
+    """What a rank takes for what it owns: flops, seconds, and bytes that its layouts send."""
+
+    flops: Number = 0.0
+    compute: Number = 0.0
+    exchange: Number = 0.0
+    elementwise: Number = 0.0
+    sent: Number = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """All of it, one after the other."""
+        return self.compute + self.exchange + self.elementwise
+
+    def plus(self, other: "Load", times: Number = 1.0) -> "Load":
+        """Add another one so many times.
+
+        Examples
+        --------
+        >>> Load(1.0, 2.0).plus(Load(10.0, 0.5), times=2).flops
+        21.0
+        """
+        return Load(*(mine + times * theirs for mine, theirs in zip(self, other, strict=True)))
 
 
 #: The classes of a stage with the layout of each.
@@ -238,12 +271,13 @@ Picked: TypeAlias = Sequence[tuple[Held, Choice]]
 
 @dataclass(frozen=True)
 class Stage:
-    """A pipeline stage whose layouts and owners are settled, and what its busiest rank takes."""
+    """A pipeline stage whose layouts and owners are settled, what its busiest rank takes, and bytes of its fullest."""
 
     number: int
     picked: tuple[tuple[Held, Choice], ...]
     deals: tuple[Deal, ...]
     seconds: Mapping[str, float]
+    memory: int
 
 
 @dataclass(frozen=True)
@@ -301,7 +335,7 @@ def plan(
     >>> [(layer.held.layer.name, layer.chosen.layout) for layer in found.layers if layer.held.layer.expert]
     [('experts.gate', 'local'), ('experts.up', 'local'), ('experts.down', 'local')]
     >>> round(1e3 * found.totals["optimizer_seconds"])
-    40
+    402
     """
     model = own.read(model) if isinstance(model, str) else model
     cluster = named(cluster) if isinstance(cluster, str) else cluster
@@ -312,9 +346,10 @@ def plan(
     pricing = _Pricing(cluster, grid, setting, rate)
     stages = _stages(pricing, [inventory.held(model, grid, stage, expert_tp) for stage in range(grid.pp)])
     slowest = max(stages, key=lambda stage: stage.seconds["optimizer_seconds"])
-    totals = _totals(model, pricing, slowest)
+    totals = _totals(model, pricing, slowest, max(stage.memory for stage in stages))
     layers = _planned(pricing, stages)
-    return Plan(model, cluster, grid, setting, layers, slowest.deals, totals, _assumptions(pricing, model, totals))
+    assumed = _assumptions(pricing, model, totals, (layer.held for layer in layers))
+    return Plan(model, cluster, grid, setting, layers, slowest.deals, totals, assumed)
 
 
 def named(cluster: str) -> Cluster:
@@ -349,17 +384,13 @@ def _planned(pricing: "_Pricing", stages: Sequence[Stage]) -> tuple[Planned, ...
             if part.layer.name not in most or part.count > most[part.layer.name][1].count:
                 most[part.layer.name] = (stage, part, chosen)
     return tuple(
-        Planned(part, stage.number, chosen, pricing.others(part, chosen.layout))
-        for stage, part, chosen in most.values()
+        Planned(part, stage.number, chosen, pricing.others(part, chosen)) for stage, part, chosen in most.values()
     )
 
 
-class _Cost(NamedTuple):
-    """What one matrix takes."""
-
-    seconds: float
-    flops: float
-    exchange: float
+def _worked(load: Load, share: Number) -> Load:
+    """Return a load with so much of its products."""
+    return load._replace(flops=load.flops * share, compute=load.compute * share)
 
 
 def _order(choice: Choice) -> tuple[bool, float, int]:
@@ -376,14 +407,13 @@ class _Pricing:
     setting: Setting
     rate: float
 
-    def others(self, part: Held, chosen: str) -> tuple[Choice, ...]:
+    def others(self, part: Held, chosen: Choice) -> tuple[Choice, ...]:
         """Return the layouts that were not chosen, from the quickest on."""
         found = sorted(self.candidates(part), key=_order)
-        limit = next(one.seconds for one in found if one.layout == chosen)
         return tuple(
-            replace(one, reason=ALONE) if not one.reason and one.seconds < limit else one
+            replace(one, reason=ALONE) if not one.reason and one.seconds < chosen.seconds else one
             for one in found
-            if one.layout != chosen
+            if one.layout != chosen.layout
         )
 
     def candidates(self, part: Held) -> tuple[Choice, ...]:
@@ -391,53 +421,81 @@ class _Pricing:
         if part.layer.excluded:
             return (self.elementwise(part),)
         if part.placement is None:
-            names = ("local",) if part.replicas == 1 else ("layerwise", "split", "replicated")
-            return tuple(self.whole(part, name) for name in names)
+            if part.replicas == 1:
+                return (self.whole(part, "local"),)
+            return (self.whole(part, "layerwise"), self.split(part), self.whole(part, "replicated"))
         return tuple(self.cut(part, name) for name in (*CHOSEN, *BESIDE))
 
     def elementwise(self, part: Held) -> Choice:
         """Return what AdamW's weights take, element-wise sharded."""
         gather = volume.elementwise(part.parameters, part.replicas, weight=self.setting.weight)[1:]
-        memory = part.parameters * self.kept + part.parameters // part.replicas * ADAM_STATE
-        return Choice("elementwise", 0.0, Volume(gather, 0).sent, memory, 0.0, 0.0, self.priced(part, gather))
+        owned = -(-part.parameters // part.replicas)
+        memory = part.parameters * self.kept + owned * ADAM_STATE
+        seconds = self.streamed(owned, self.kept + 2 * ADAM_STATE)
+        sent, gathered = Volume(gather, 0).sent, self.priced(part, gather)
+        return Choice("elementwise", 0.0, sent, memory, 0.0, 0.0, gathered, elementwise=seconds)
 
-    def whole(self, part: Held, name: str) -> Choice:
-        """Return what matrices take that each replica has whole."""
-        most, shape = -(-part.count // part.replicas), part.layer.shape
-        work, exchange, asked = most * self.work(part), 0.0, tuple[Call, ...]()
-        gather, state = self.gathered(part), most
+    def whole(self, part: Held, name: str, team: int = 1) -> Choice:
+        """Return what matrices take that each replica has whole, and that are shared by teams of so many if split."""
+        each = self.per_matrix(part, name, team)
+        most = part.count if name == "replicated" else -(-part.count * team // part.replicas)
+        gather, state = self.gathered(part), most * part.parameters // part.count // team
         if name == "replicated":  # everyone needs whole gradients, and nobody new weights
-            work, state = part.count * self.work(part), part.count
             gather = (calls.all_gather((-(-part.parameters // part.replicas),), self.setting.gradient, part.replicas),)
-        if name == "split":
-            cut = even(max(shape), part.replicas, int(shape[0] < shape[1]))
-            work = part.count * self.layout_work(shape, cut, "distributed")
-            asked = volume.layout("distributed", shape, cut, 0, self.setting.wire, steps=self.setting.steps)
-            exchange = part.count * self.priced(part, asked)
-        sent = part.count * Volume(asked, 0).sent + Volume(gather, 0).sent
-        return Choice(name, work, sent, self.memory(part, state), work / self.rate, exchange, self.priced(part, gather))
+        return self.choice(part, name, Load().plus(each, most), gather, state, team)
+
+    def split(self, part: Held) -> Choice:
+        """Return what matrices take in teams of the best size, if nothing else is dealt."""
+        sizes = (team for team in range(2, part.replicas + 1) if part.replicas % team == 0)
+        return min((self.whole(part, "split", team) for team in sizes), key=_order)
 
     def cut(self, part: Held, name: str) -> Choice:
         """Return what shards take in a layout; replicas deal them out, and each orthogonalizes its own."""
         assert part.placement is not None
-        most, shape, cut = -(-part.count // part.replicas), part.layer.shape, part.placement
-        wire = self.setting.wire
-        batch = most if name == "owner" else 1
-        together = volume.layout(name, shape, cut, 0, wire, count=batch, steps=self.setting.steps)
-        times = 1.0 if name == "owner" else most / (PERIOD if name == "periodic" else 1)
-        exchange = times * sum(self.cluster.seconds(call, stride=1) for call in together)
-        sent = round(times * Volume(together, 0).sent)
-        work = (-(-most // cut.tp) if name == "owner" else most) * self.layout_work(shape, cut, name)
-        gather = self.gathered(part)
+        most = -(-part.count // part.replicas)
+        load = Load().plus(self.per_matrix(part, name), most)
+        if name == "owner":  # of so many matrices each rank of the group has some
+            load = _worked(load, -(-most // part.placement.tp) / most)
+        return self.choice(part, name, load, self.gathered(part), most * prod(part.shard))
+
+    def choice(self, part: Held, name: str, load: Load, gather: tuple[Call, ...], owned: int, team: int = 1) -> Choice:
+        """Return a choice of which a rank takes a load and owns so many entries."""
         return Choice(
             name,
-            work,
-            sent + Volume(gather, 0).sent,
-            self.memory(part, most),
-            work / self.rate,
-            exchange,
+            load.flops,
+            round(load.sent) + Volume(gather, 0).sent,
+            part.parameters * self.kept + owned * MUON_STATE,
+            load.compute,
+            load.exchange,
             self.priced(part, gather),
             REASONS.get(name, ""),
+            load.elementwise,
+            team,
+        )
+
+    def per_matrix(self, part: Held, name: str, team: int = 1) -> Load:
+        """Return what a rank takes for one matrix: of a team that shares it, or of a tensor-parallel group.
+
+        In the owner layout, work is that of the matrix's owner in the group.
+        """
+        shape, cut, wire, steps = part.layer.shape, part.placement, self.setting.wire, self.setting.steps
+        made: tuple[Call, ...] = ()
+        stride, times, layout = self.stride(part), 1.0, name
+        if cut is None and team > 1:
+            cut, layout = even(max(shape), team, int(shape[0] < shape[1])), "distributed"
+            made = volume.layout(layout, shape, cut, 0, wire, steps=steps)
+        elif cut is not None:
+            batch = -(-part.count // part.replicas) if name == "owner" else 1
+            made = volume.layout(name, shape, cut, 0, wire, count=batch, steps=steps)
+            stride, times = 1, 1 / batch if name == "owner" else 1 / (PERIOD if name == "periodic" else 1)
+        work = self.layout_work(shape, cut, layout) if cut is not None else self.work(part)
+        launches = flops.count(layout if cut is not None else "duplicated", steps, self.setting.degree)
+        return Load(
+            work,
+            work / self.rate + launches * self.overhead,
+            times * sum((self.cluster.seconds(call, stride) for call in made), 0.0),
+            self.streamed(prod(part.shard) / team, self.passed),
+            times * Volume(made, 0).sent,
         )
 
     def work(self, part: Held) -> float:
@@ -450,20 +508,25 @@ class _Pricing:
         how = {"period": PERIOD, "degree": self.setting.degree}
         return flops.layout(name, shape, cut, 0, self.setting.steps, self.setting.kernel, **how)
 
-    def mean_work(self, part: Held, name: str) -> float:
-        """Return the flops of a rank for one matrix, in the mean over the ranks of its tensor-parallel group."""
-        if part.placement is None:
-            return self.work(part)
-        return self.layout_work(part.layer.shape, part.placement, name) / (part.placement.tp if name == "owner" else 1)
+    @property
+    def overhead(self) -> float:
+        """Seconds of a product beside its flops."""
+        given = self.setting.overhead
+        return self.cluster.overhead if given is None else given
 
     @property
     def kept(self) -> int:
         """Bytes an entry of a weight and its gradient."""
         return ITEMSIZE[self.setting.weight] + ITEMSIZE[self.setting.gradient]
 
-    def memory(self, part: Held, owned: int) -> int:
-        """Return the bytes of weights and gradients of a class, and of the state of the matrices that are owned."""
-        return part.parameters * self.kept + owned * prod(part.shard) * MUON_STATE
+    @property
+    def passed(self) -> int:
+        """Bytes an entry that elementwise work of the owner reads and writes: see `_assumptions`."""
+        return self.kept + 2 * MUON_STATE + 2 * ITEMSIZE[self.setting.wire]
+
+    def streamed(self, entries: Number, bytes_each: int) -> float:
+        """Return the seconds of elementwise work on so many entries."""
+        return entries * bytes_each / self.cluster.stream if self.cluster.stream else 0.0
 
     def gathered(self, part: Held) -> tuple[Call, ...]:
         """Return the gather of the new weights of a class, if replicas own alike."""
@@ -478,51 +541,52 @@ class _Pricing:
         """Return how many ranks lie between neighbours among the replicas."""
         return max(1, self.grid.dp * self.grid.tp // part.replicas)
 
-    def owned(self, picked: Picked, group: str) -> list[tuple[Held, Choice]]:
-        """Return the classes of a group of which each matrix has one owner."""
-        return [(part, one) for part, one in picked if _group(part) == group and one.layout not in SHARED]
-
     def dealt(self, stage: int, group: str, picked: Picked) -> Deal | None:
-        """Deal the matrices that have one owner each, the dearest first."""
-        mine = self.owned(picked, group)
+        """Deal the matrices that have an owner or a team each, the dearest first."""
+        mine = [(part, one) for part, one in picked if _group(part) == group and one.layout not in SHARED]
         if not mine:
             return None
-        replicas, stride = mine[0][0].replicas, self.stride(mine[0][0])
-        per_matrix = [self.per_matrix(part, one) for part, one in mine]
-        sizes = [prod(part.shard) for part, _ in mine]
-        index = [place for place, (part, _) in enumerate(mine) for _ in range(part.count)]
-        costs, entries = [per_matrix[place].seconds for place in index], [sizes[place] for place in index]
-        owners = balance.lpt_flops(costs, replicas, entries).owners
-        owned = [[0] * replicas for _ in mine]
-        for place, owner in zip(index, owners, strict=True):
-            owned[place][owner] += 1
+        kinds = [
+            Kind(part.layer.name, part.count, prod(part.shard), self.costs(part, one.layout)) for part, one in mine
+        ]
+        owners = dealt(kinds, mine[0][0].replicas, policy=self.setting.owners, cap=self.setting.cap)
+        each = [self.per_matrix(part, one.layout, team) for (part, one), team in zip(mine, owners.teams, strict=True)]
+        within = [one.layout == "owner" for _, one in mine]
+        columns = list(zip(*owners.owned, strict=True))
+        known = {column: self.load(each, within, column) for column in set(columns)}
+        loads = [known[column] for column in columns]
+        return Deal(stage, group, owners, tuple(loads), self.stride(mine[0][0]))
 
-        def summed(each: Sequence[float]) -> tuple[float, ...]:
-            return tuple(sum(map(mul, each, column), 0.0) for column in zip(*owned, strict=True))
+    def costs(self, part: Held, name: str) -> Callable[[int], float]:
+        """Return what each member of a team takes for one matrix, in the mean over its tensor-parallel group."""
 
-        return Deal(
-            stage,
-            group,
-            tuple(mine[place][0].layer.name for place in index),
-            owners,
-            tuple(part.layer.name for part, _ in mine),
-            tuple(map(tuple, owned)),
-            summed([cost.seconds for cost in per_matrix]),
-            summed([cost.flops for cost in per_matrix]),
-            summed([cost.exchange for cost in per_matrix]),
-            tuple(sum(map(mul, sizes, column)) for column in zip(*owned, strict=True)),
-            stride,
-        )
+        @cache
+        def seconds(team: int) -> float:
+            each = self.per_matrix(part, name, team if part.placement is None else 1)
+            return (_worked(each, 1 / part.placement.tp) if name == "owner" and part.placement else each).seconds
 
-    def per_matrix(self, part: Held, chosen: Choice) -> _Cost:
-        """Return what a rank takes for one matrix that it owns, in the mean over its tensor-parallel group."""
-        exchange = chosen.exchange / -(-part.count // part.replicas)
-        work = self.mean_work(part, chosen.layout)
-        return _Cost(work / self.rate + exchange, work, exchange)
+        return seconds
 
-    def moved(self, deal: Deal, gather: str) -> tuple[Call, ...]:
+    def load(self, each: Sequence[Load], within: Sequence[bool], counts: Sequence[int]) -> Load:
+        """Return what the busiest rank of a replica takes for what it owns: so many of each class.
+
+        Matrices in the owner layout (`within`) are dealt out once more, to the tensor-parallel ranks.
+        """
+        total, inner = Load(), list[Load]()
+        for one, dealt_within, count in zip(each, within, counts, strict=True):
+            inner += [one] * count if dealt_within else []
+            total = total.plus(_worked(one, 0.0) if dealt_within else one, count)
+        if not inner:
+            return total
+        shared = balance.lpt_flops([one.compute for one in inner], self.grid.tp)
+        busiest = max(range(self.grid.tp), key=shared.loads.__getitem__)
+        work = sum(one.flops for one, rank in zip(inner, shared.owners, strict=True) if rank == busiest)
+        return total.plus(Load(work, shared.makespan))
+
+    def moved(self, deal: Deal, gather: str, replica: int = 0) -> tuple[Call, ...]:
         """Return the gather of the weights of a group from their owners."""
-        return volume.weights(deal.entries, 0, self.setting.weight, gather) if len(deal.entries) > 1 else ()
+        entries = deal.owners.entries
+        return volume.weights(entries, replica, self.setting.weight, gather) if len(entries) > 1 else ()
 
     def gathering(self, deals: Sequence[Deal], gather: str) -> float:
         """Return the seconds of the gathers of all groups."""
@@ -531,36 +595,51 @@ class _Pricing:
         )
 
     def settled(self, stage: int, parts: Sequence[Held]) -> Stage:
-        """Return a stage with owners for all matrices, but those classes split whose splitting shortens the whole."""
+        """Return a stage with an owner, or a team, for every matrix."""
         best = [(part, min(self.candidates(part), key=_order)) for part in parts]
         start = [(part, self.whole(part, "layerwise") if one.layout == "split" else one) for part, one in best]
-        found = self.stage(stage, start)
-        for place, (part, one) in enumerate(best):
-            if one.layout == "split":
-                other = self.stage(stage, [*found.picked[:place], (part, one), *found.picked[place + 1 :]])
-                found = min(found, other, key=lambda each: each.seconds["optimizer_seconds"])
-        return found
-
-    def stage(self, stage: int, picked: Picked) -> Stage:
-        """Return a stage in given layouts: the seconds, flops and bytes of its busiest rank."""
-        made = [self.dealt(stage, group, picked) for group in _GROUPS]
+        made = [self.dealt(stage, group, start) for group in _GROUPS]
         deals = tuple(deal for deal in made if deal is not None)
+        teams = {(deal.group, name): team for deal in deals for name, team in deal.owners.shared.items()}
+        picked = [
+            (part, self.whole(part, "split", teams[_group(part), part.layer.name]))
+            if (_group(part), part.layer.name) in teams
+            else (part, one)
+            for part, one in start
+        ]
+        return self.stage(stage, picked, deals)
+
+    def stage(self, stage: int, picked: Picked, deals: tuple[Deal, ...]) -> Stage:
+        """Return what the busiest rank of a stage takes, and the fullest."""
         everyone = [one for _, one in picked if one.layout in SHARED]
-        work = sum((one.flops for one in everyone), 0.0) + sum(deal.flops[deal.busiest] for deal in deals)
-        exchange = sum((one.exchange for one in everyone), 0.0) + sum(deal.exchange[deal.busiest] for deal in deals)
+        base = Load(
+            sum(one.flops for one in everyone),
+            sum(one.compute for one in everyone),
+            sum(one.exchange for one in everyone),
+            sum(one.elementwise for one in everyone),
+            sum(one.sent for one in everyone),
+        )
+        ranks = range(self.grid.dp * self.grid.tp)
+        busiest = max(ranks, key=lambda rank: sum(deal.loads[rank // deal.stride].seconds for deal in deals))
+        for deal in deals:
+            replica = busiest // deal.stride
+            base = base.plus(deal.loads[replica])
+            moved = Volume(self.moved(deal, self.setting.gather, replica), replica).sent
+            base = base.plus(Load(sent=moved))
         gather = self.gathering(deals, self.setting.gather) + sum((one.gather for one in everyone), 0.0)
-        sent = sum(one.sent for one in everyone)
-        sent += sum(Volume(self.moved(deal, self.setting.gather), 0).sent for deal in deals)
-        sent += sum(one.sent - Volume(self.gathered(part), 0).sent for part, one in picked if one.layout in SHARDED)
+        fixed = sum(part.parameters * self.kept for part, one in picked if one.layout not in SHARED)
+        fixed += sum(one.memory for one in everyone)
+        state = max(sum(deal.owners.entries[rank // deal.stride] for deal in deals) for rank in ranks) * MUON_STATE
         seconds = {
-            "optimizer_seconds": work / self.rate + exchange + gather,
-            "compute_seconds": work / self.rate,
-            "exchange_seconds": exchange,
+            "optimizer_seconds": base.seconds + gather,
+            "compute_seconds": base.compute,
+            "exchange_seconds": base.exchange,
+            "elementwise_seconds": base.elementwise,
             "gather_seconds": gather,
-            "flops": work,
-            "bytes": sent,
+            "flops": base.flops,
+            "bytes": round(base.sent),
         }
-        return Stage(stage, tuple(picked), deals, seconds)
+        return Stage(stage, tuple(picked), deals, seconds, fixed + state)
 
     def reduced(self, parts: Sequence[Held], how: str) -> float:
         """Return the seconds of bringing gradients to owners, or to everyone."""
@@ -572,22 +651,16 @@ class _Pricing:
         return total
 
 
-def _totals(model: Model, pricing: _Pricing, stage: Stage) -> dict[str, Any]:
+def _totals(model: Model, pricing: _Pricing, stage: Stage, memory: int) -> dict[str, Any]:
     parts, seconds = [part for part, _ in stage.picked], stage.seconds
     grid, setting = pricing.grid, pricing.setting
     step = setting.step or _step(model, pricing)
     hidden = step / 3 if setting.overlap else 0.0
     exposed = seconds["exchange_seconds"] + max(0.0, seconds["gather_seconds"] - hidden)
-    visible = seconds["compute_seconds"] + exposed
-    memory = sum(one.memory for _, one in stage.picked)
+    visible = seconds["compute_seconds"] + seconds["elementwise_seconds"] + exposed
     matrices = [part for part in parts if not part.layer.excluded]
     local = sum(part.parameters for part in matrices)
     dense = [part for part in matrices if part.replicas > 1]
-    everything = sum(
-        part.count * pricing.mean_work(part, "owner" if one.layout == "split" else one.layout)
-        for part, one in stage.picked
-        if not part.layer.excluded
-    )
     return {
         "matrices": model.count,
         "parameters": model.parameters,
@@ -606,12 +679,25 @@ def _totals(model: Model, pricing: _Pricing, stage: Stage) -> dict[str, Any]:
         "workspace": max((_workspace(part) for part in matrices), default=0),
         "local_parameters": local,
         "alternatives": {
-            "replicated_seconds": everything / pricing.rate + seconds["exchange_seconds"],
+            "replicated_seconds": _replicated(pricing, stage),
             **{f"{how}_gather_seconds": pricing.gathering(stage.deals, how) for how in volume.GATHERS},
             "zero1_momentum_bytes": sum(_served(part) for part in dense),
             "model_flops_per_gpu": 6 * (model.active or model.parameters) * _tokens(pricing) / grid.size,
         },
     }
+
+
+def _replicated(pricing: _Pricing, stage: Stage) -> float:
+    """Return the seconds of a rank if every replica updates everything that it has."""
+    total = 0.0
+    for part, one in stage.picked:
+        if part.layer.excluded:
+            continue
+        each = pricing.per_matrix(part, one.layout)
+        if one.layout == "owner" and part.placement is not None:
+            each = _worked(each, 1 / part.placement.tp)
+        total += part.count * each.seconds
+    return total
 
 
 def _served(part: Held) -> int:
@@ -630,40 +716,56 @@ def _tokens(pricing: _Pricing) -> int:
 
 
 def _step(model: Model, pricing: _Pricing) -> float:
-    """Estimate the seconds of a training step without its optimizer: six flops a parameter and token."""
+    """Estimate the seconds of a training step without its optimizer: six flops a parameter and token.
+
+    The model's products run at the cluster's rate, whatever is assumed of the optimizer's.
+    """
     active = model.active or float(model.parameters)
-    return 6 * active * _tokens(pricing) / (pricing.grid.size * UTILIZATION * pricing.rate)
+    rate = pricing.cluster.rate or pricing.rate
+    return 6 * active * _tokens(pricing) / (pricing.grid.size * UTILIZATION * rate)
 
 
-def _assumptions(pricing: _Pricing, model: Model, totals: Mapping[str, Any]) -> tuple[str, ...]:
+def _assumptions(pricing: _Pricing, model: Model, totals: Mapping[str, Any], held: Iterable[Held]) -> tuple[str, ...]:
     setting, cluster = pricing.setting, pricing.cluster
     lines = [
         f"cluster: {cluster.source}",
-        f"products at {pricing.rate / 1e12:.4g} TFLOP/s whatever their size; {setting.steps} steps of degree "
-        f"{setting.degree}, {setting.kernel} kernels",
+        f"a product of f flops takes f / {pricing.rate / 1e12:.4g} TFLOP/s and {1e6 * pricing.overhead:.3g} µs more; "
+        f"{setting.steps} steps of degree {setting.degree}, {setting.kernel} kernels, one matrix at a time",
         f"links carry {cluster.inside.bandwidth / 1e9:.4g} GB/s in domains of {cluster.domain} ranks and "
         f"{cluster.outside.bandwidth / 1e9:.4g} GB/s a rank beyond, and nothing else at the time",
         f"weights in {setting.weight}, gradients in {setting.gradient}, layouts send {setting.wire}, one call a matrix "
         "(owner: two for all); a float32 Gram matrix in gram",
-        "per layer: the rank with most of that class; totals: the busiest rank of the slowest stage",
-        "bytes and seconds leave out gradients, which every optimizer needs; elementwise work takes no time",
+        "per layer: the rank with most of that class; totals: the busiest rank of the slowest stage, memory of the "
+        "fullest rank of all stages",
+        "bytes and seconds leave out gradients, which every optimizer needs",
         f"memory: weights, gradients, {MUON_STATE} bytes of state an owned entry ({ADAM_STATE} for AdamW)",
     ]
+    if cluster.stream:
+        lines.append(
+            f"elementwise work moves {pricing.passed} bytes an owned entry ({pricing.kept + 2 * ADAM_STATE} for AdamW) "
+            f"at {cluster.stream / 1e12:.3g} TB/s: gradient, momentum, master weight, update and weight"
+        )
+    else:
+        lines.append("elementwise work takes no time, since nothing is known of the memory's rate")
     if setting.step is None:
         lines.append(
             f"a step of {_tokens(pricing)} tokens takes six flops a token and parameter"
-            f"{' that is active' if model.active else ''} at half the rate of products"
+            f"{' that is active' if model.active else ''} at half of "
+            f"{(cluster.rate or pricing.rate) / 1e12:.4g} TFLOP/s"
         )
     if not totals["fits"]:
         lines.append(f"does not fit: {totals['memory'] / 1e9:.4g} GB a rank, of {cluster.memory / 1e9:.4g} GB")
+    lines += _broken(held)
     hides = "is hidden behind the next forward pass, a third of the step" if setting.overlap else "hides behind nothing"
     return (*lines, f"the gather of weights {hides}", *(f"model: {note}" for note in model.notes))
 
 
-def _counted(names: Sequence[str], counts: Sequence[int]) -> dict[str, int]:
-    return {name: count for name, count in zip(names, counts, strict=True) if count}
-
-
-def _spread(values: Sequence[int] | Sequence[float]) -> float:
-    mean = sum(values) / len(values)
-    return max(values) / mean if mean else 1.0
+def _broken(held: Iterable[Held]) -> list[str]:
+    """Return a line if tensor parallelism cuts heads into parts."""
+    found = [part for part in held if part.broken]
+    if not found:
+        return []
+    told = ", ".join(f"{part.layer.name} into {part.shard[part.layer.cut or 0]}" for part in found)
+    return [
+        f"heads are cut ({told} of heads of {found[0].layer.unit}), which training code may refuse or avoid by copies"
+    ]

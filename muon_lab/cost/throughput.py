@@ -18,8 +18,8 @@ GPU through the time of a step, which the model's own throughput gives:
 
 six for a product forward and two backward, an embedding not counted and attention causal: half of its s×s scores.
 
-The prediction goes the other way: a step grows by the products as they run, at an assumed rate, and by what is exposed
-of the gather of weights.
+The prediction goes the other way: a step grows by the products as they run, at an assumed rate, and by communication
+that nothing hides.
 
 References
 ----------
@@ -29,8 +29,10 @@ its recipes for batch and sequence; NVIDIA/Megatron-LM ``num_floating_point_oper
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
 
-from muon_lab.cost import inventory, network
+from muon_lab.cost import flops, inventory, network
 from muon_lab.cost.inventory import Layer, Model
 from muon_lab.cost.plan import Setting, plan
 from muon_lab.nearest import unknown
@@ -161,7 +163,9 @@ def newton_schulz(model: Model, name: str = "short", kernel: str = "gemm") -> fl
     >>> f"{newton_schulz(inventory.get('kimi-k2', gate_up='fused')):.2e}"
     '8.82e+16'
     """
-    share = {"gemm": 1.0, "syrk": 0.5}[kernel]
+    if kernel not in flops.KERNELS:
+        raise unknown("kernel", kernel, flops.KERNELS)
+    share = flops.KERNELS[kernel]
     total = 0.0
     for layer in model.without("router").matrices:
         g, o = order(layer, name)
@@ -181,8 +185,8 @@ def counted(entry: Published, name: str, gate_up: str, kernel: str = "gemm") -> 
     """
     if gate_up not in GATE_UP:
         raise unknown("gate_up", gate_up, GATE_UP)
-    flops = newton_schulz(inventory.get(entry.name, gate_up=gate_up), name, kernel)
-    return flops / step_seconds(entry, entry.model) / entry.grid.size / 1e12
+    work = newton_schulz(inventory.get(entry.name, gate_up=gate_up), name, kernel)
+    return work / step_seconds(entry, entry.model) / entry.grid.size / 1e12
 
 
 #: The five conventions that are told; split with the longer side overshoots both models by far.
@@ -208,20 +212,29 @@ class Predicted:
     slowdown: float
 
 
-def predicted(entry: Published, rate: float, *, overlap: bool = True, kernel: str = "gemm") -> Predicted:
+@cache
+def predicted(
+    entry: Published, rate: float, *, overlap: bool = True, kernel: str = "gemm", overhead: float = 0.0
+) -> Predicted:
     """Predict the slowdown, gate and up-projection fused, owners dealt by the plan for GB300 NVL72.
+
+    Elementwise work counts nothing: AdamW has as much.
 
     Parameters
     ----------
     rate : float
-        TFLOP/s of the iteration's products on a GPU.
+        TFLOP/s of the iteration's large products on a GPU.
     overlap : bool
         Whether the gather of weights hides behind the next forward pass.
+    kernel : {"gemm", "syrk"}
+        Of products with a symmetric result.
+    overhead : float
+        Seconds that each product takes beside its flops.
 
     Raises
     ------
     ValueError
-        If the rate is not positive.
+        If the rate is not positive, or the overhead negative.
 
     Examples
     --------
@@ -232,7 +245,7 @@ def predicted(entry: Published, rate: float, *, overlap: bool = True, kernel: st
     if not rate > 0:
         raise ValueError(f"rate of products must be positive TFLOP/s, not {rate!r}")
     adamw = step_seconds(entry, entry.adamw)
-    setting = Setting(steps=STEPS, kernel=kernel, overlap=overlap, rate=rate * 1e12, step=adamw)
+    setting = Setting(steps=STEPS, kernel=kernel, overlap=overlap, rate=rate * 1e12, step=adamw, overhead=overhead)
     model = inventory.get(entry.name, gate_up="fused").without("router")
     totals = plan(model, network.preset("gb300-nvl72"), entry.grid, setting).totals
     seconds, exposed = totals["compute_seconds"], totals["exposed_seconds"]
@@ -247,5 +260,51 @@ def implied_rate(entry: Published) -> float:
     >>> [round(implied_rate(entry), -1) for entry in ARTICLE.values()]
     [1260.0, 390.0]
     """
-    longer = step_seconds(entry, entry.model) - step_seconds(entry, entry.adamw)
-    return counted(entry, "short", "fused") * step_seconds(entry, entry.model) / longer
+    return _flops(entry) / longer(entry) / 1e12
+
+
+def longer(entry: Published) -> float:
+    """Return by how many seconds Muon's step is longer than AdamW's.
+
+    Examples
+    --------
+    >>> [round(longer(entry), 2) for entry in ARTICLE.values()]
+    [0.27, 0.33]
+    """
+    return step_seconds(entry, entry.model) - step_seconds(entry, entry.adamw)
+
+
+class Affine(NamedTuple):
+    """A rate of large products, in TFLOP/s, and what each product takes beside its flops, in seconds."""
+
+    rate: float
+    overhead: float
+
+
+def explained() -> Affine:
+    r"""Return the rate and overhead with which products alone explain both slowdowns.
+
+    A GPU's F flops in P products take :math:`F / R + P t_0`. Two models make two equations, which always have an
+    answer; what speaks for it is only that both numbers are possible.
+
+    Examples
+    --------
+    >>> rate, overhead = explained()
+    >>> round(rate, -1), round(1e6 * overhead, 1)
+    (1400.0, 10.3)
+    """
+    (f, p), (g, q) = ((_flops(entry), _products(entry)) for entry in ARTICLE.values())
+    s, t = map(longer, ARTICLE.values())
+    determinant = f * q - g * p
+    return Affine(determinant / (s * q - t * p) / 1e12, (f * t - g * s) / determinant)
+
+
+def _flops(entry: Published) -> float:
+    """Return the flops of a GPU's products as they run, in the mean."""
+    return newton_schulz(inventory.get(entry.name, gate_up="fused")) / entry.grid.size
+
+
+def _products(entry: Published) -> float:
+    """Return how many products a GPU makes, in the mean."""
+    matrices = inventory.get(entry.name, gate_up="fused").without("router").count
+    return flops.count("duplicated", STEPS) * matrices / entry.grid.size

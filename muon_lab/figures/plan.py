@@ -12,6 +12,7 @@ from muon_lab.figures import labels, style
 #: The parts of a layer's time, and their colours.
 PARTS = {
     "compute_seconds": ("products", style.METHODS["quintic"]),
+    "elementwise_seconds": ("elementwise", style.METHODS["cans"]),
     "exchange_seconds": ("layout", style.METHODS["simple"]),
     "gather_seconds": ("gather of weights", style.METHODS["deepseekv4"]),
 }
@@ -37,7 +38,8 @@ def draw(row: Mapping[str, Any]) -> Figure:
     Examples
     --------
     >>> layer = {"name": "attn.q", "layout": "local", "seconds": 0.003, "alternatives": []}
-    >>> layer |= {"compute_seconds": 0.002, "exchange_seconds": 0.0, "gather_seconds": 0.001}
+    >>> layer |= {"compute_seconds": 0.002, "exchange_seconds": 0.0}
+    >>> layer |= {"elementwise_seconds": 0.0, "gather_seconds": 0.001}
     >>> len(draw({"model": "m", "cluster": "c", "grid": {"gpus": 8}, "layers": [layer]}).axes)
     2
     """

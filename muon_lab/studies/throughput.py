@@ -27,6 +27,8 @@ class Axes:
     """gemm, or syrk: symmetric products at half their flops."""
     rate: tuple[float, ...] = (400.0, 800.0, 1250.0, 2500.0)
     """Assumed TFLOP/s a GPU of the iteration's products, for the prediction."""
+    product_us: tuple[float, ...] = (0.0, 10.0)
+    """Assumed microseconds of each product beside its flops, for the prediction."""
     overlap: tuple[str, ...] = ("hidden", "exposed")
     """Whether the gather of weights hides behind the next forward pass, for the prediction."""
 
@@ -36,7 +38,7 @@ COLUMNS = (
     Column("published_tflops", "TFLOP/s", "the optimizer's in the article"),
     Column("over_published", "1", "counted over published"),
     Column("step_seconds", "s", "a training step under Muon, from the model's published throughput"),
-    Column("products_seconds", "s", "the products as they run, on the busiest GPU, at the assumed rate"),
+    Column("products_seconds", "s", "the products as they run, on the busiest GPU, at the assumed rate and overhead"),
     Column("exposed_seconds", "s", "communication that nothing hides"),
     Column("slowdown", "1", "predicted share of the model's throughput that Muon costs"),
     Column("published_slowdown", "1", "the same in the article"),
@@ -58,7 +60,9 @@ def settle(point: Mapping[str, Any], file: object) -> Iterator[Case]:
             raise unknown(name.replace("_", " "), point[name], names)
     if not 0 < point["rate"] < 1e6:
         raise ValueError(f"rate must lie above 0 and below 1e6 TFLOP/s, not {point['rate']!r}")
-    yield {**point, "rate": float(point["rate"])}
+    if not 0 <= point["product_us"] < 1e6:
+        raise ValueError(f"product_us must be at least 0 and below 1e6, not {point['product_us']!r}")
+    yield {**point, "rate": float(point["rate"]), "product_us": float(point["product_us"])}
 
 
 def measure(case: Case) -> Metrics:
@@ -66,7 +70,8 @@ def measure(case: Case) -> Metrics:
     entry = throughput.published(case["model"])
     counted = throughput.counted(entry, case["order"], case["gate_up"], case["kernel"])
     overlap = case["overlap"] == "hidden"
-    predicted = throughput.predicted(entry, case["rate"], overlap=overlap, kernel=case["kernel"])
+    how = {"kernel": case["kernel"], "overhead": case["product_us"] * 1e-6}
+    predicted = throughput.predicted(entry, case["rate"], overlap=overlap, **how)
     return {
         "optimizer_tflops": counted,
         "published_tflops": float(entry.optimizer),
@@ -87,7 +92,7 @@ STUDY = Study(
     axes=Axes,
     columns=COLUMNS,
     headline="over_published",
-    group=("model", "order", "gate_up", "rate"),
+    group=("model", "order", "gate_up", "rate", "product_us"),
     settle=settle,
     measure=measure,
     work=lambda case: 1e6,

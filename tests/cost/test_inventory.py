@@ -158,6 +158,44 @@ def test_a_configuration_says_what_it_lacks():
         architecture.model(LLAMA | {"num_attention_heads": "32"}, "x")
 
 
+def refusal(config):
+    """Return why a configuration is refused, or None."""
+    try:
+        architecture.model(config, "mine")
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("name", ["kimi-k2", "qwen3-30b-a3b", "gpt2", "glm-5"])
+@pytest.mark.parametrize("value", [None, "x", -1, 1.5, [], [1], {}, True])
+def test_no_value_of_a_configuration_ends_in_a_traceback(name, value):
+    config = dict(listed(name)["config"])
+    for key in config:
+        for broken in ({**config, key: value}, {other: config[other] for other in config if other != key}):
+            said = refusal(broken)
+            assert said is None or ("mine" in said and "\n" not in said), key
+
+
+def test_a_token_passes_some_of_the_experts(tmp_path):
+    """A block's attention and router, 8 of 128 experts, and both embeddings; what the list says, the note without."""
+    model = architecture.model(QWEN, "x")
+    dense = sum(layer.parameters for layer in model.layers if not layer.expert)
+    assert model.active == dense + 48 * 8 * 3 * 2048 * 768
+    assert architecture.model(LLAMA, "x").active is None
+    path = tmp_path / "mine.toml"
+    path.write_text(LIST + "active = 2\n")
+    assert own.read(str(path)).active == 4 * 2048 + 4 * 2 * 512
+    path.write_text(LIST)
+    assert "how many experts a token passes is unknown" in own.read(str(path)).notes[0]
+    path.write_text(LIST + "active = 9\n")
+    with pytest.raises(ValueError, match=r"layer 2: 'active' is 9, of 8 experts"):
+        own.read(str(path))
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({key: value for key, value in QWEN.items() if key != "num_experts_per_tok"}))
+    assert "how many experts a token passes is unknown" in own.read(str(path)).notes[0]
+
+
 def test_experts_in_every_second_block():
     model = architecture.model(QWEN | {"decoder_sparse_step": 2, "mlp_only_layers": [3]}, "x")
     assert model.layer("router").blocks == (1, *range(5, 48, 2))

@@ -221,7 +221,10 @@ bandwidth_gb = 12.5
 def test_a_cluster_of_ones_own(tmp_path):
     (tmp_path / "lab.toml").write_text(OWN)
     cluster = network.read(tmp_path / "lab.toml")
-    assert (cluster.name, cluster.domain, cluster.rate) == ("lab", 4, 1e14)
+    assert (cluster.name, cluster.domain, cluster.rate, cluster.overhead) == ("lab", 4, 1e14, 0.0)
+    (tmp_path / "lab.toml").write_text("product_us = 7\nmemory_gb_s = 900\n" + OWN)
+    more = network.read(tmp_path / "lab.toml")
+    assert (more.overhead, more.stream) == (pytest.approx(7e-6), 9e11)
     call = calls.all_reduce((2**20,), "bfloat16", 8)
     assert cluster.seconds(call) == network.hierarchical(call, cluster.inside, cluster.outside, 4)
 

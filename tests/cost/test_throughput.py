@@ -63,6 +63,19 @@ def test_predictions_meet_the_article_at_rates_that_are_far_apart():
     assert throughput.implied_rate(KIMI) > 3 * throughput.implied_rate(QWEN)
 
 
+def test_two_numbers_explain_both_models():
+    """A rate of large products and microseconds of each: by hand, from flops and products of a GPU in the mean."""
+    rate, overhead = throughput.explained()
+    for entry, matrices, published in ((KIMI, 46_507, 0.021), (QWEN, 12_480, 0.038)):
+        work = throughput.newton_schulz(inventory.get(entry.name, gate_up="fused")) / entry.grid.size
+        seconds = work / (rate * 1e12) + 15 * matrices / entry.grid.size * overhead
+        assert seconds == pytest.approx(throughput.longer(entry), rel=1e-9)
+        found = throughput.predicted(entry, rate, overhead=overhead)
+        assert found.slowdown == pytest.approx(published, abs=5e-4)
+    assert 800 < rate < 2500  # no more than the GPU has
+    assert 1e-6 < overhead < 1e-4
+
+
 def test_an_exposed_gather_costs_and_a_faster_rate_saves():
     hidden, exposed = (throughput.predicted(KIMI, 1250.0, overlap=overlap) for overlap in (True, False))
     assert exposed.exposed > hidden.exposed
@@ -80,10 +93,11 @@ def test_the_study_tells_what_it_is_asked():
         ("model", "kimi", "did you mean 'kimi-k2'"),
         ("order", "shrot", "did you mean 'short'"),
         ("rate", 0.0, "rate must lie above 0"),
+        ("product_us", -1.0, "product_us must be at least 0"),
     ):
         with pytest.raises(ValueError, match=message):
             list(study.settle(point | {name: value}, None))
     with pytest.raises(ValueError, match="did you mean 'kimi-k2'"):
         throughput.published("kimi")
-    with pytest.raises(ValueError, match="must be positive TFLOP/s, not 0.0"):
+    with pytest.raises(ValueError, match=r"must be positive TFLOP/s, not 0\.0"):
         throughput.predicted(KIMI, 0.0)
