@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from muon_lab.figures import frames, labels, style, summaries
+from muon_lab.figures import frames, labels, layouts, style, summaries
 
 CUTS = {0: "rows cut", 1: "columns cut"}
 QUANTITIES = {"relative": r"$\|B-U\|\,/\,\|U\|$", "sigma_max": r"largest singular value of $B$"}
@@ -33,6 +33,12 @@ SMALLEST = 1 / 8
 #: Room that the points of one tp share, in octaves.
 DODGE = 0.34
 
+#: What has a pair of rows of its own: another layout, or another cut, is another update.
+FACET = ("layout", "cut")
+
+#: Heights of a pair of rows, in inches: of the only one, and of one among others.
+ALONE, AMONG = 4.0, 3.2
+
 
 class Series(NamedTuple):
     """One curve: the rows it stands for and how it looks."""
@@ -49,27 +55,53 @@ class Series(NamedTuple):
 def blockwise(table: pl.DataFrame) -> Figure:
     """Draw error and largest singular value against tp, one column of panels a dim: medians over matrices, quartiles.
 
+    Every layout and every cut of the table has a pair of rows of its own.
+
     Parameters
     ----------
     table : polars.DataFrame
         Rows of the study `blockwise`.
     """
-    axes_needed = ("source", "matrix", "dim", "tp", "method", "steps", "dtype")
+    axes_needed = ("source", "matrix", *FACET, "dim", "tp", "method", "steps", "dtype")
     rows, note = summaries.shown(table, axes_needed, (*QUANTITIES, "bound"))
     rows = rows.with_columns(kind=pl.Series([_kind(*pair) for pair in rows.select("source", "matrix").iter_rows()]))
-    dims, series = sorted(rows["dim"].unique()), _series(rows)
-    figure = Figure(figsize=(style.SINGLE if len(dims) == 1 else style.DOUBLE, 4.0))
-    grid = figure.subplots(2, len(dims), sharex=True, sharey="row", squeeze=False)
+    dims, series, facets = sorted(rows["dim"].unique()), _series(rows), _facets(rows)
+    height = ALONE if len(facets) == 1 else AMONG * len(facets)
+    figure = Figure(figsize=(style.SINGLE if len(dims) == 1 else style.DOUBLE, height))
+    grid = figure.subplots(2 * len(facets), len(dims), sharex=True, sharey="row", squeeze=False)
+    for place, facet in enumerate(facets):
+        part = rows.filter(layout=facet[0], cut=facet[1])
+        pair = grid[2 * place : 2 * place + 2]
+        _pair(pair, dims, part, series)
+        _finish(pair, dims, part, _facet_name(facet, rows))
+    _ranks(grid, rows)
+    _legend(figure, rows, series)
+    labels.note(figure, note)
+    return figure
+
+
+def _facets(rows: pl.DataFrame) -> list[tuple[str, str]]:
+    found = rows.select(FACET).unique().rows()
+    order = layouts.present(rows["layout"])
+    return sorted(found, key=lambda facet: (order.index(facet[0]), facet[1] != "even", facet[1]))
+
+
+def _facet_name(facet: Sequence[str], rows: pl.DataFrame) -> str:
+    """Name a pair of rows by what the table has several of."""
+    return ", ".join(
+        value if name == "layout" else f"{value} cut"
+        for name, value in zip(FACET, facet, strict=True)
+        if summaries.several(rows, name)
+    )
+
+
+def _pair(pair: Any, dims: Sequence[int], rows: pl.DataFrame, series: Sequence[Series]) -> None:
     for (row, name), (column, dim) in product(enumerate(QUANTITIES), enumerate(dims)):
-        axes, part = grid[row, column], rows.filter(pl.col("dim") == dim)
+        axes, part = pair[row, column], rows.filter(pl.col("dim") == dim)
         for one in series:
             _draw(axes, part, one, name)
         if name == "sigma_max":
             _bound(axes, part)
-    _finish(grid, dims, rows)
-    _legend(figure, rows, series)
-    labels.note(figure, note)
-    return figure
 
 
 def _kind(source: str, matrix: str | None) -> str:
@@ -128,13 +160,11 @@ def _bound(axes: Axes, rows: pl.DataFrame) -> None:
     axes.hlines(y, x / reach, x * reach, color=style.tint(style.GREY, 0.4), linewidth=3.0, zorder=1, label="bound")
 
 
-def _finish(grid: Any, dims: Sequence[int], rows: pl.DataFrame) -> None:
-    sizes = sorted(rows["tp"].unique())
+def _finish(grid: Any, dims: Sequence[int], rows: pl.DataFrame, facet: str) -> None:
     for axes, dim in zip(grid[0], dims, strict=True):
-        axes.set_title(f"{CUTS[dim]} (dim {dim})")
-        style.log2(axes, "x", sizes)
-        axes.set_xlim(sizes[0] / 2**0.45, sizes[-1] * 2**0.45)
-    frames.name_outside(grid, "tensor-parallel ranks")
+        cut = f"{CUTS[dim]} (dim {dim})"
+        axes.set_title(f"{facet}: {cut}" if facet else cut)
+    frames.name_outside(grid)
     for row, label in zip(grid, QUANTITIES.values(), strict=True):
         row[0].set_ylabel(label)
     top = max(FLAT, *(axes.dataLim.y1 for axes in grid[0]))
@@ -142,6 +172,15 @@ def _finish(grid: Any, dims: Sequence[int], rows: pl.DataFrame) -> None:
     style.log2(grid[1, 0], "y", rows["bound"].unique(), _root)
     low, high = min(axes.dataLim.y0 for axes in grid[1]), max(axes.dataLim.y1 for axes in grid[1])
     grid[1, 0].set_ylim(max(low, SMALLEST) / 2**0.1, high * 2**0.2)
+
+
+def _ranks(grid: Any, rows: pl.DataFrame) -> None:
+    sizes = sorted(rows["tp"].unique())
+    for axes in grid[0]:
+        style.log2(axes, "x", sizes)
+        axes.set_xlim(sizes[0] / 2**0.45, sizes[-1] * 2**0.45)
+    for axes in grid[-1]:
+        axes.set_xlabel("tensor-parallel ranks")
 
 
 def _root(value: float) -> str:

@@ -8,12 +8,19 @@ from matplotlib.figure import Figure
 from muon_lab.figures.convergence import convergence
 from muon_lab.figures.designs import designs
 from muon_lab.figures.error_budget import error_budget
+from muon_lab.figures.layerwise import layerwise_balance, overlap
 from muon_lab.figures.layout_error import blockwise
+from muon_lab.figures.layout_work import layout_work
 from muon_lab.figures.preconditioner import preconditioner
 from muon_lab.figures.ratios import emulation, speed, step_cost
+from muon_lab.figures.reduction_order import reduction
 from muon_lab.figures.scalar_maps import schedules
+from muon_lab.figures.sharded_training import sharded_training
 from muon_lab.figures.stability import stability
 from muon_lab.figures.step_error import orthogonalization
+from muon_lab.figures.throughput import throughput
+from muon_lab.figures.tp_error import tp_error
+from muon_lab.figures.tp_volume import volume
 from muon_lab.figures.work_precision import work_precision
 from muon_lab.nearest import unknown
 
@@ -24,19 +31,31 @@ __all__ = [
     "draw",
     "emulation",
     "error_budget",
+    "layerwise_balance",
+    "layout_work",
     "names",
     "orthogonalization",
+    "overlap",
     "preconditioner",
+    "reduction",
     "schedules",
+    "sharded_training",
     "speed",
     "stability",
     "step_cost",
+    "throughput",
+    "tp_error",
+    "volume",
     "work_precision",
 ]
 
 _STUDIES: dict[str, Callable[[pl.DataFrame], Figure]] = {
     "orthogonalization": orthogonalization,
     "blockwise": blockwise,
+    "volume": volume,
+    "sharded_training": sharded_training,
+    "reduction": reduction,
+    "layerwise": layerwise_balance,
     "stability": stability,
     "convergence": convergence,
     "preconditioner": preconditioner,
@@ -46,6 +65,7 @@ _STUDIES: dict[str, Callable[[pl.DataFrame], Figure]] = {
     "work_precision": work_precision,
     "emulation": emulation,
     "step_cost": step_cost,
+    "throughput": throughput,
 }
 
 
@@ -55,7 +75,7 @@ def names() -> tuple[str, ...]:
     Examples
     --------
     >>> names()[:5]
-    ('orthogonalization', 'blockwise', 'stability', 'convergence', 'preconditioner')
+    ('orthogonalization', 'blockwise', 'volume', 'sharded_training', 'reduction')
     """
     return tuple(_STUDIES)
 

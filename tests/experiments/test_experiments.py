@@ -13,10 +13,18 @@ FOLDERS = sorted(path.parent for path in (Path(__file__).parent.parent.parent / 
 
 
 #: What is compared where not all columns are.
-COMPARED = {"designs": ["direction", "fro_ratio"], "preconditioner": ["rms", "largest", "cosine"]}
+COMPARED = {
+    "designs": ["direction", "fro_ratio"],
+    "preconditioner": ["rms", "largest", "cosine"],
+    "reduction": ["sent_bytes"],
+    "sharded_training": ["loss_0", "tp_invariant"],
+}
 
-#: What the study orthogonalization says of a matrix and a schedule, whatever the dtype.
-EXACT = ("truncation", "condition", "rank")
+#: What is known of a matrix and of a schedule or a cut, whatever the dtype of the iteration.
+EXACT = {
+    "orthogonalization": ["truncation", "condition", "rank"],
+    "blockwise": ["bound", "correction", "nuclear_ratio"],
+}
 
 
 @pytest.fixture(params=FOLDERS, ids=lambda path: path.name)
@@ -49,8 +57,8 @@ def test_a_few_cases_measured_again_give_the_same_numbers(folder):
     """Bits differ between processors: condition times roundoff, 1e-6 here, is what may be left of that.
 
     Where a number is rounded to few bits, a last bit can turn into a whole quantum: quantized matrices are compared to
-    1 %. What is iterated or trained on such numbers goes another way on another processor, and is not compared: of an
-    orthogonalization in half precision only what is known in float64.
+    1 %. What is iterated or trained on such numbers goes another way on another processor, and is not compared: of a
+    matrix in half precision only what is known in float64.
     """
     experiment = grid.read(folder / "sweep.toml")
     study = studies.get(experiment.study)
@@ -69,12 +77,16 @@ def test_a_few_cases_measured_again_give_the_same_numbers(folder):
         tolerance = 1e-2
         decided = set(table.filter(pl.col("disagreement") <= 1e-4)["key"])
         cases = [(key, case) for key, case in cases if key in decided]
-    for key, case in cases[:: max(1, len(cases) // 12)]:
+    few = 12
+    if study.name == "sharded_training":  # seconds a case, of the GPT tens of them
+        few = 5
+        cases = [(key, case) for key, case in cases if case["problem"] == "quadratic"]
+    for key, case in cases[:: max(1, len(cases) // few)]:
         (committed,) = table.filter(key=key).to_dicts()
         measured = run_case(study.name, case)
         half = case.get("dtype") in ("float16", "bfloat16")
         names = COMPARED.get(study.name, [column.name for column in study.columns])
-        for name in EXACT if half else names:
+        for name in EXACT.get(study.name, names) if half else names:
             if committed.get(name) is None:
                 assert measured[name] is None, name
             else:

@@ -23,6 +23,7 @@ def schedules():
 def blockwise():
     table = pl.DataFrame([*product((0, 1), (1, 2), (0, 1))], schema=["dim", "tp", "seed"], orient="row")
     facts = {"source": "gaussian", "matrix": None, "method": "svd", "steps": None, "dtype": "float64", "outcome": "ok"}
+    facts |= {"layout": "blockwise", "cut": "even"}
     return table.with_columns(
         *(pl.lit(value).alias(name) for name, value in facts.items()),
         relative=pl.col("tp") / 10 + pl.col("seed") / 100,

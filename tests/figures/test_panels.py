@@ -2,6 +2,7 @@ import subprocess
 import sys
 from itertools import combinations, product
 
+import layout_tables
 import numpy as np
 import polars as pl
 import pytest
@@ -30,6 +31,8 @@ def blockwise(sources=("recorded", "gaussian"), dims=(0, 1), tps=(1, 2, 4, 8), m
     )
     noise = GENERATOR(0).uniform(0.5, 1, (2, len(table)))
     return table.with_columns(
+        layout=pl.lit("blockwise"),
+        cut=pl.lit("even"),
         dtype=pl.lit("float64"),
         outcome=pl.lit("ok"),
         relative=pl.Series(noise[0]) * pl.col("tp").sqrt(),
@@ -138,12 +141,18 @@ def stability(
 TABLES = {
     "orthogonalization": orthogonalization,
     "blockwise": blockwise,
+    "volume": layout_tables.volume,
+    "sharded_training": layout_tables.sharded_training,
+    "reduction": layout_tables.reduction,
     "stability": stability,
     "schedules": schedules,
     "speed": speed,
     "work_precision": work_precision,
 }
 DEGENERATE = {
+    **layout_tables.DEGENERATE,
+    "several layouts": lambda: ("blockwise", several("layout", "gram", "periodic")),
+    "several cuts": lambda: ("blockwise", several("cut", "half")),
     "one dim": lambda: ("blockwise", blockwise(dims=(1,))),
     "one source": lambda: ("blockwise", blockwise(sources=("gaussian",)).with_columns(matrix=pl.lit(None))),
     "one tp": lambda: ("blockwise", blockwise(tps=(4,))),
@@ -183,6 +192,16 @@ DEGENERATE = {
     "stability in categories": lambda: ("stability", stability().with_columns(pl.col(pl.String).cast(pl.Categorical))),
     "categories": lambda: ("speed", speed().with_columns(pl.col("peer", "method", "outcome").cast(pl.Categorical))),
 }
+
+
+def several(name, *others):
+    """Return a table of a column's first value and others, whose numbers are larger."""
+    table = blockwise(sources=("gaussian",))
+    more = [
+        table.with_columns(pl.lit(other).alias(name), relative=(2 + place) * pl.col("relative"))
+        for place, other in enumerate(others)
+    ]
+    return pl.concat([table, *more])
 
 
 def more_steps():
@@ -257,6 +276,29 @@ def test_blockwise_draws_medians_and_quartiles():
         bars = np.array([bar for one in axes.collections for bar in one.get_segments() if bar[0][0] == bar[1][0]])
         for low, high in zip(*np.quantile(values, [0.25, 0.75], axis=1), strict=True):
             assert np.isclose(bars[:, :, 1], [low, high], rtol=1e-14).all(axis=1).any()
+
+
+def test_blockwise_has_a_pair_of_rows_for_every_layout():
+    """A median over layouts would be that of no layout."""
+    table = several("layout", "gram", "periodic")
+    figure = panels.blockwise(table)
+    assert len(figure.axes) == 12
+    for place, layout in enumerate(("gram", "blockwise", "periodic")):
+        axes = figure.axes[4 * place]
+        assert axes.get_title() == f"{layout}: rows cut (dim 0)"
+        own = table.filter(layout=layout, dim=0, method="svd").group_by("tp").agg(pl.col("relative").median())
+        drawn = line(axes, "planted gaussian svd float64").get_ydata()
+        np.testing.assert_array_equal(drawn, own.sort("tp")["relative"])
+
+
+def test_blockwise_has_a_pair_of_rows_for_every_cut():
+    figure = panels.blockwise(several("cut", "half"))
+    assert [axes.get_title() for axes in figure.axes[::4]] == [
+        "even cut: rows cut (dim 0)",
+        "half cut: rows cut (dim 0)",
+    ]
+    first, second = (line(axes, "planted gaussian svd float64").get_ydata() for axes in figure.axes[::4])
+    np.testing.assert_array_equal(2 * first, second)
 
 
 def test_blockwise_draws_the_bound_of_the_table():
@@ -526,6 +568,9 @@ def test_the_order_of_rows_does_not_matter(study, tmp_path):
     ("study", "wanted"),
     [
         ("blockwise", {"rows cut (dim 0)", "tensor-parallel ranks", "svd", "recorded momenta", "planted gaussian"}),
+        ("volume", {"tensor-parallel ranks", "gram", "float32, tp 8", "break-even", "short axis cut"}),
+        ("sharded_training", {"gpt small\nmuon", "independent of tp", "blocks, corrected step", "blockwise"}),
+        ("reduction", {"rounded at every hop", "gaussian\nbfloat16", "update,\nquintic, 5", "tree"}),
         (
             "stability",
             {
@@ -556,6 +601,25 @@ def test_words_do_not_meet_and_stay_on_the_page(study):
     figure = figures.draw(study, TABLES[study]())
     assert overlaps(figure) == []
     assert cut_off(figure) == []
+
+
+LAYOUTS = {
+    "errors": lambda: panels.tp_error(layout_tables.errors()),
+    "errors of one kind": lambda: panels.tp_error(layout_tables.errors(("gaussian",), ((32, 64),))),
+    "work": lambda: panels.layout_work(layout_tables.errors(), layout_tables.volume()),
+    "work of one kind": lambda: panels.layout_work(
+        layout_tables.errors(("gaussian",), ((32, 32),), ("gram", "owner")), layout_tables.volume()
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_figures_of_layouts_are_legible_and_the_same_again(name, tmp_path):
+    figure = LAYOUTS[name]()
+    assert overlaps(figure) == []
+    assert cut_off(figure) == []
+    found = [[path.read_bytes() for path in save.save(LAYOUTS[name](), tmp_path / "layouts")] for _ in range(2)]
+    assert found[0] == found[1]
 
 
 def test_words_that_meet_are_seen():
