@@ -10,6 +10,7 @@ from muon_lab.figures.designs import designs
 from muon_lab.figures.error_budget import error_budget
 from muon_lab.figures.layerwise import layerwise_balance, overlap
 from muon_lab.figures.layout_error import blockwise
+from muon_lab.figures.layout_time import layout_time
 from muon_lab.figures.layout_work import layout_work
 from muon_lab.figures.preconditioner import preconditioner
 from muon_lab.figures.ratios import emulation, speed, step_cost
@@ -32,6 +33,7 @@ __all__ = [
     "emulation",
     "error_budget",
     "layerwise_balance",
+    "layout_time",
     "layout_work",
     "names",
     "orthogonalization",
@@ -66,6 +68,7 @@ _STUDIES: dict[str, Callable[[pl.DataFrame], Figure]] = {
     "emulation": emulation,
     "step_cost": step_cost,
     "throughput": throughput,
+    "layout_time": layout_time,
 }
 
 

@@ -36,6 +36,7 @@ NAMES = (
     "emulation",
     "step_cost",
     "throughput",
+    "layout_time",
 )
 
 __all__ = ["NAMES", "Study", "get"]

@@ -5,8 +5,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
-from muon_lab.parallel import trial
+from muon_lab import polar
+from muon_lab.parallel import trial, worlds
 from muon_lab.parallel.__main__ import main
 
 
@@ -22,6 +24,28 @@ def test_every_layout_sends_what_its_closed_form_says(dim, ranks):
         assert layouts["gram"].apart < 1e-4
     blockwise = found[0]["blockwise"]
     assert (blockwise.error > 0.1, blockwise.bit_equal) == ((False, True) if ranks == 1 else (True, False))
+
+
+@pytest.mark.parametrize("matrices", [1, 3])
+def test_lists_of_matrices_are_updated_each_for_itself(matrices):
+    """Owners have two, one or no matrix; `duplicated` and `owner` give the bits of one rank, the others its numbers."""
+    tried, generator = trial.Trial(24, 8), torch.Generator().manual_seed(1)
+    G = torch.randn(matrices, 24, 8, generator=generator)
+    single = polar.newton_schulz(polar.schedules.get("quintic", 5))
+    whole = [single(one) for one in G]
+
+    def program(world):
+        cut = tried.placement(world.size)
+        shards = [cut.shard(one, world.rank) for one in G]
+        return {name: make(world, cut)(shards) for name, make in trial.made(tried).items()}
+
+    found = worlds.run(program, 2)
+    for name in ("duplicated", "owner", "distributed", "gram"):
+        joined = [torch.cat(parts) for parts in zip(*(rank[name] for rank in found), strict=True)]
+        assert len(joined) == matrices
+        if name in ("duplicated", "owner"):
+            assert all(torch.equal(one, other) for one, other in zip(joined, whole, strict=True))
+        assert all(float((one - other).norm()) < 1e-4 for one, other in zip(joined, whole, strict=True))
 
 
 def test_the_command_prints_a_line_a_layout(capsys):
