@@ -37,7 +37,7 @@ def logarithmic(panels: Iterable[Axes], which: style.Which, values: Iterable[flo
     >>> from matplotlib.figure import Figure
     >>> axes = Figure().subplots()
     >>> (line,) = axes.plot([1, 2, 3], [0, 0.5, 4])
-    >>> logarithmic([axes], "y", [0, 0.5, 4], base=2)
+    >>> logarithmic([axes], "y", [0.0, 0.5, 4.0], base=2)
     >>> [float(height) for height in line.get_ydata()]
     [0.125, 0.5, 4.0]
     >>> [tick.get_text() for tick in axes.get_yticklabels()]

@@ -267,8 +267,10 @@ def hybrid(
 
     A giant is a job that is more than a limit; its team is the smallest whose members have no more than that, a block
     of neighbours whose length divides the number of ranks. Limits from the costliest job down to a quarter of the ideal
-    load are tried; the one with the least makespan is taken, and none if none is better than whole jobs. As owners
-    alone, giants would be whole again: teams are for those who can run a job distributed.
+    load are tried; the one with the least makespan is taken, and none if none is better than whole jobs. As `owners` of
+    `parallel.LayerwiseOptimizer` teams orthogonalize their giants together; as a plain sequence of owners, or in a list
+    made of it, giants are whole again. Elements are counted as if they lay on all of a team; that optimizer keeps them
+    on its first rank.
 
     Parameters
     ----------

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from muon_lab.parallel import algorithms, calls
-from muon_lab.parallel.calls import Call
+from muon_lab.parallel.calls import ITEMSIZE, Call
 from muon_lab.parallel.replicas import buckets
 from muon_lab.parallel.replicas.buckets import Flat
 
@@ -63,8 +63,9 @@ def layerwise(
     reduce: str = "all_reduce",
     order: Iterable[int] | None = None,
     bucket: int | None = None,
+    sums: str | None = None,
 ) -> Traffic:
-    """Return the calls of a step of `LayerwiseOptimizer`.
+    """Return the calls of a step of `LayerwiseOptimizer`; what teams tell each other comes on top of it.
 
     Parameters
     ----------
@@ -72,8 +73,8 @@ def layerwise(
         Elements, dtype and owner of each parameter.
     ranks, rank : int
         How many, and which.
-    gather, reduce, bucket
-        As for `LayerwiseOptimizer`.
+    gather, reduce, bucket, sums
+        As for `LayerwiseOptimizer`, the last one by name.
     order : iterable of int, optional
         That of the parameters in the model.
 
@@ -87,18 +88,19 @@ def layerwise(
     padded = gather == "padded"
     reduced: list[Call] = []
     for each in reversed(cut) if reduce != "none" else ():
+        dtype = max(each.dtype, sums or each.dtype, key=ITEMSIZE.__getitem__)
         if reduce == "all_reduce":
-            reduced.append(calls.all_reduce((sum(each.sizes),), each.dtype, ranks, "mean"))
+            reduced.append(calls.all_reduce((sum(each.sizes),), dtype, ranks, "mean"))
         else:
             shares = (each.width,) * ranks if padded else each.shares
-            reduced.append(calls.reduce_scatter((), each.dtype, shares, sum(shares), "mean"))
+            reduced.append(calls.reduce_scatter((), dtype, shares, sum(shares), "mean"))
     gathered = tuple(
         calls.all_gather((each.width,), each.dtype, ranks)
         if padded
         else calls.all_gather_v((), each.dtype, each.shares, rank)
         for each in cut
     )
-    return Traffic(tuple(reduced), _agreement((3, len(sizes)), ranks), gathered)
+    return Traffic(tuple(reduced), _agreement((3, len(sizes) + 1), ranks), gathered)
 
 
 def elementwise(sizes: Sequence[int], dtypes: Sequence[str], ranks: int, *, momentum: str | None = None) -> Traffic:
@@ -121,7 +123,7 @@ def elementwise(sizes: Sequence[int], dtypes: Sequence[str], ranks: int, *, mome
     """
     cut = buckets.flats(sizes, dtypes, ranks)
     reduced = tuple(calls.reduce_scatter((), f.dtype, (f.shard,) * ranks, f.shard * ranks, "mean") for f in cut)
-    agreed = _agreement((1, 2 * len(sizes) + ranks), ranks)
+    agreed = _agreement((1, 2 * len(sizes) + ranks + 2), ranks)
     return Traffic(reduced, agreed, _shards(cut, None), () if momentum is None else _shards(cut, momentum))
 
 

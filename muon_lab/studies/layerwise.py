@@ -17,7 +17,9 @@ What is counted
 - *Flops* are those of `cost.flops`. Forward takes two a parameter and token, backward four, experts by their active
   share; elementwise work and attention scores count nothing.
 - *Teams* of the hybrid policy run the distributed layout on neighbours. They wait for what they tell each other, so it
-  is part of the update.
+  is part of the update. A giant is taken to lie on its team in parts, state and weights. `LayerwiseOptimizer` keeps it
+  whole on the first of the team: there that rank holds more than ``memory`` says, and hands out candidates and takes
+  directions back, (p - 1)/p of the matrix in float32 each way on top of ``team_bytes`` and ``team_seconds``.
 - *Seconds* are those of a cluster of `cost.network`, or of the α–β model on a link of one's own. All ranks wait for the
   slowest one at the end of the update.
 """
@@ -103,13 +105,13 @@ COLUMNS = (
     Column("makespan", "flop", "flops of the busiest rank"),
     Column("ideal", "flop", "flops of all matrices over ranks"),
     Column("largest", "1", "the largest matrix over the ideal load: whole layers go no lower than that or 1"),
-    Column("memory", "1", "elements that the fullest rank owns over the mean"),
+    Column("memory", "1", "elements that the fullest rank owns over the mean, giants lying on their teams in parts"),
     Column("divided", "count", "matrices that teams share"),
     Column("team", "count", "ranks of the largest team"),
     Column("reduce_bytes", "B", "bytes that a rank sends of gradients on a ring, mean over ranks"),
     Column("gather_bytes", "B", "bytes that a rank sends of weights on a ring, mean over ranks"),
     Column("padding_bytes", "B", "of both, those of padding"),
-    Column("team_bytes", "B", "bytes that the busiest member sends to its teams"),
+    Column("team_bytes", "B", "bytes that the busiest member sends to its teams in the distributed layout"),
     Column("zero1_bytes", "B", "bytes that a rank sends for the same elements with element-wise sharding (ZeRO-1)"),
     Column("muon_bytes", "B", "bytes that it would send more to have whole momenta for Muon (float32)"),
     Column("compute_seconds", "s", "forward and backward"),

@@ -29,6 +29,8 @@ def table():
             "matrix": [name for _, _, name in points],
             "dim": [dim for dim, _, _ in points],
             "tp": [tp for _, tp, _ in points],
+            "layout": "blockwise",
+            "cut": "even",
             "method": "svd",
             "steps": pl.Series([None] * len(points), dtype=pl.Int64),
             "dtype": "float64",

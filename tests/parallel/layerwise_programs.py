@@ -1,7 +1,7 @@
 """What ranks of distributed optimizers run in tests, and what one process should make of the same gradients."""
 
 import itertools
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import nn
@@ -63,19 +63,20 @@ def weights(named):
     return [p.detach().clone() for _, p in named]
 
 
-def alone(name, steps=3, begin=0, state=None, wanted=None):
-    """Return the weights and the state that one process has after steps with the means."""
+@cache
+def alone(name, steps=2, wanted=None):
+    """Return the weights and the state that one process has after steps with the means; nobody writes to them."""
     make, shapes = OPTIMIZERS[name]
     named = parameters(shapes)
     optimizer = make(named)
-    for step in range(begin, steps):
+    for step in range(steps):
         for key, p in named:
             p.grad = mean(step, p.shape, p.dtype) if wanted is None or key in wanted else None
         optimizer.step()
     return weights(named), optimizer.state_dict()
 
 
-def trained(name, modes, world, steps=3, owners=None, kind=LayerwiseOptimizer):
+def trained(name, modes, world, steps=2, owners=None, kind=LayerwiseOptimizer):
     """Return, for each mode, the weights of this rank after steps with its own gradients."""
     found = []
     for gather, reduce in modes:
@@ -155,7 +156,7 @@ class Counting(torch.optim.SGD):
 
     def step(self, closure=None):
         for group in self.param_groups:
-            for name, p in zip(group["param_names"], group["params"], strict=True):
+            for name, p in zip(group.get("param_names", ()), group["params"], strict=True):
                 if p.grad is not None:
                     self.counts[name] = self.counts.get(name, 0) + 1
         return super().step(closure)
@@ -164,7 +165,7 @@ class Counting(torch.optim.SGD):
 def counted(layers, kind, world, steps=2):
     """Return how often this rank has stepped each layer, and the layers."""
     named = parameters([((3, 2), "float32")] * layers)
-    inner = Counting(named, lr=1.0)
+    inner = Counting([{"params": named}], lr=1.0)
     optimizer = kind(inner, world)
     for step in range(steps):
         for _, p in named:

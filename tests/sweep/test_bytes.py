@@ -13,6 +13,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from muon_lab import studies
 from muon_lab.sweep import tables
 
 COMMAND = (
@@ -140,7 +141,7 @@ def test_provenance_is_inside_and_names_no_place(sweep, small, tmp_path):
     path = tmp_path / "runs/blockwise/table.parquet"
     provenance = tables.read_provenance(path)
     assert provenance["experiment"]["axes"]["rows"] == [8]
-    assert provenance["version"] == 1
+    assert provenance["version"] == studies.get("blockwise").version
     (measured,) = provenance["measured"]
     assert set(measured) >= {"torch", "numpy", "scipy", "python", "cpu", "blas", "threads", "commit", "dirty", "device"}
     assert measured["threads"] == 1

@@ -5,6 +5,7 @@ layerwise  the optimizer that owns whole parameters; `elementwise` its counterpa
 kinds      which of the two an optimizer takes
 ownership  policies as owners by parameter; `buckets` what travels together, `packing` how it lies there
 reducing   gradients on their way to owners; `gathering` weights on their way back; both may be hidden
+teams      giants that several ranks orthogonalize together
 agreement  what ranks must agree on before anything changes; `checkpoints` states for any number of ranks
 wrapping   what both optimizers share with the one that they wrap
 ========== ============================================================================================
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         ownership,
         packing,
         reducing,
+        teams,
         wrapping,
     )
 
@@ -40,6 +42,7 @@ __all__ = [
     "ownership",
     "packing",
     "reducing",
+    "teams",
     "wrapping",
 ]
 __getattr__, __dir__ = lazy.attach(__name__, {name: name for name in __all__})

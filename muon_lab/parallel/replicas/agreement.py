@@ -77,8 +77,8 @@ def require_same(group: Collectives, what: str, values: Mapping[str, object]) ->
     >>> worlds.run(program, ranks=2)
     ['options differ between ranks 0, 1: owners', 'options differ between ranks 0, 1: owners']
     """
-    digests = [_digest(value) for value in values.values()]
-    mine = torch.tensor([len(digests), _digest(list(values)), *digests], dtype=torch.int64, device=group.device)
+    digests = [digest(value) for value in values.values()]
+    mine = torch.tensor([len(digests), digest(list(values)), *digests], dtype=torch.int64, device=group.device)
     lengths = {len(message) // 8 for message in told(group, mine.cpu().numpy().tobytes())}
     if len(lengths) > 1:
         raise ValueError(f"{what} differ between {named(group.ranks)}: their number")
@@ -88,6 +88,18 @@ def require_same(group: Collectives, what: str, values: Mapping[str, object]) ->
     if any(differs):
         found = ", ".join(name for name, bad in zip(names, differs, strict=True) if bad)
         raise ValueError(f"{what} differ between {named(group.ranks)}: {found}")
+
+
+def digest(value: object) -> int:
+    """Return a number of 64 bits that stands for a value as it prints.
+
+    Examples
+    --------
+    >>> digest([1, "a"]) == digest([1, "a"]), digest([1, "a"]) == digest([1, "b"])
+    (True, False)
+    """
+    found = hashlib.blake2b(repr(value).encode(), digest_size=8).digest()
+    return int.from_bytes(found, "little", signed=True)
 
 
 def fingerprint(x: Tensor) -> int:
@@ -204,8 +216,3 @@ def _norm(G: Tensor) -> Float64[Tensor, ""]:
     unit = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent - 1)  # a power of 2: nothing is rounded
     size = unit * torch.linalg.vector_norm(G.detach().to(torch.float64) / unit)
     return torch.where(largest == 0, 0.0, torch.where(largest.isfinite(), size, torch.nan))
-
-
-def _digest(value: object) -> int:
-    digest = hashlib.blake2b(repr(value).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little", signed=True)

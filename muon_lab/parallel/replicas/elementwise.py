@@ -165,7 +165,7 @@ class ElementwiseOptimizer(Wrapper):
         """Return the mean gradients of the own slices, by parameter."""
         pending = []
         for flat in self.flats:
-            gradients = [dense(self.parameters[number].grad, self.names[number]) for number in flat.members]
+            gradients = [dense(self.parameters[number].grad) for number in flat.members]
             zeros = [self.parameters[number] for number in flat.members]
             given = [torch.zeros_like(p) if G is None else G for p, G in zip(zeros, gradients, strict=True)]
             buffer = packing.flattened(given, flat.dtype, self.device, flat.shard * flat.ranks)
@@ -191,7 +191,10 @@ class ElementwiseOptimizer(Wrapper):
             bad[number] = float(math.isnan(norm))
         slots[self.group.rank] = math.hypot(*(norm for norm in norms.values() if not math.isnan(norm)))
         here = [float(p.grad is not None) for p in self.parameters]
-        (summed,) = agreement.tally(self._tagged("agreement"), [[*here, *bad, *slots]]).tolist()
+        mine = self._settings()
+        row = [*here, *bad, *slots, mine, mine**2]
+        ((*summed, sets, squares),) = agreement.tally(self._tagged("agreement"), [row]).tolist()
+        self._require_settings(sets, squares)
         present = {number for number, ranks in enumerate(summed[:count]) if ranks}
         nonfinite = self._named(number for number, flag in enumerate(summed[count : 2 * count]) if flag)
         norm = math.nan if nonfinite else math.hypot(*summed[2 * count :])

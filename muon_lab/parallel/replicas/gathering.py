@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,7 @@ class Gather:
     ----------
     group : Collectives
         The ranks.
-    parameters : sequence of tensor
+    parameters, names : sequences
         All parameters, by number.
     buckets : sequence of Bucket
         What travels together, begun in this order.
@@ -38,19 +39,26 @@ class Gather:
     """
 
     def __init__(
-        self, group: Collectives, parameters: Sequence[Tensor], buckets: Sequence[Bucket], padded: bool
+        self,
+        group: Collectives,
+        parameters: Sequence[Tensor],
+        names: Sequence[str],
+        buckets: Sequence[Bucket],
+        padded: bool,
     ) -> None:
-        self._group, self._parameters = group.tagged(phase="parameters"), parameters
+        self._group, self._parameters, self._names = group.tagged(phase="parameters"), parameters, names
         self._buckets, self._padded = buckets, padded
         self._coming: dict[int, _Coming] = {}
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        self._at_once: Collection[int] = range(len(parameters))
 
     def begin(self, updated: Collection[int]) -> None:
-        """Send what has been updated, to be waited for."""
+        """Send what has been updated, and wait for what no forward is known to read."""
         for bucket in (whole.only(updated) for whole in self._buckets):
             if bucket.members:
                 coming = _Coming(bucket, self._sent(bucket))
                 self._coming |= dict.fromkeys(bucket.members, coming)
+        self.wait(self._at_once)
 
     @torch.no_grad()
     def wait(self, numbers: Iterable[int] | None = None) -> None:
@@ -63,16 +71,29 @@ class Gather:
         """Wait for weights where the forward of a model first reads them.
 
         A module that has parameters of its own waits for them and for those of the modules inside it, which it may read
-        without calling them, as `torch.nn.MultiheadAttention` does. The whole model waits for all of them when it is
-        evaluated, or asked for its `state_dict`.
+        without calling them, as `torch.nn.MultiheadAttention` does. Modules that have none wait for those inside them
+        where no gradients are taken: in evaluation and under `torch.no_grad`. Whoever saves the state of a module, or
+        loads one, gets or replaces new weights. Parameters that are not the model's are waited for at once.
+
+        What is left is a module without parameters that reads those of another one before that is called, in training.
+        Its backward is refused, on all ranks alike: the weights that it read were old.
         """
         place = {id(p): number for number, p in enumerate(self._parameters)}
         for module in model.modules():
-            if any(True for _ in module.parameters(recurse=False)):
-                numbers = [place[id(p)] for p in module.parameters() if id(p) in place]
-                self._hooks.append(module.register_forward_pre_hook(self._waiter(numbers)))
-        self._hooks.append(model.register_forward_pre_hook(self._when_evaluated))
-        self._hooks.append(model.register_state_dict_pre_hook(lambda *_: self.wait()))
+            numbers = [place[id(p)] for p in module.parameters() if id(p) in place]
+            own = any(True for _ in module.parameters(recurse=False))
+            self._hooks += [
+                module.register_forward_pre_hook(_Waiter(self, numbers, own)),
+                module.register_state_dict_pre_hook(lambda *_: self.wait()),
+                module.register_load_state_dict_pre_hook(lambda *_: self.wait()),
+            ]
+        read = {place[id(p)] for p in model.parameters() if id(p) in place}
+        self._at_once = [number for number in range(len(self._parameters)) if number not in read]
+        self._hooks += [
+            p.register_post_accumulate_grad_hook(lambda _, number=number: self._refuse_old(number))
+            for number, p in enumerate(self._parameters)
+            if number in read and p.requires_grad
+        ]
 
     def close(self) -> None:
         """Wait for everything, and leave the model alone from now on."""
@@ -80,13 +101,19 @@ class Gather:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        self._at_once = range(len(self._parameters))
 
-    def _waiter(self, numbers: Sequence[int]) -> "_Waiter":
-        return _Waiter(self, numbers)
+    def __getstate__(self) -> dict[str, Any]:
+        raise ValueError(
+            "a model whose weights are gathered in its forward was copied or pickled, needed close() before"
+        )
 
-    def _when_evaluated(self, module: nn.Module, _: object) -> None:
-        if not module.training:
-            self.wait()
+    def _refuse_old(self, number: int) -> None:
+        if number in self._coming:
+            raise ValueError(
+                f"{self._names[number]} was read before its new weights were there, needed wait() before it is read "
+                "outside of the forward of a module that has it"
+            )
 
     def _sent(self, bucket: Bucket) -> Pending:
         share = packing.share(bucket, self._group.rank, self._parameters, self._parameters[0].device, self._padded)
@@ -107,6 +134,8 @@ class _Waiter:
 
     gather: Gather
     numbers: Sequence[int]
+    own: bool
 
     def __call__(self, module: nn.Module, arguments: object) -> None:
-        self.gather.wait(self.numbers)
+        if self.own or not (module.training and torch.is_grad_enabled()):
+            self.gather.wait(self.numbers)

@@ -16,7 +16,8 @@ A step, in order:
    how long the means are. If any entry of any mean is not finite, nothing changes on any rank.
 3. The gradient is clipped by the norm of the whole of it, which is bit for bit the same on all ranks and for every
    ownership.
-4. Each rank steps what it owns. If the wrapped optimizer raises on one rank, no rank's weights or state have changed.
+4. Each rank steps what it owns, giants with the help of their teams (`teams`). If the wrapped optimizer raises on one
+   rank, no rank's weights or state have changed.
 5. New weights are gathered, in shares of exact size or padded to the largest; at once, or where forward reads them.
 
 What was decided
@@ -25,8 +26,13 @@ What was decided
   state and counters, and is not sent.
 - *Every rank makes the same calls in the same order*, whatever it has gradients of, even if it owns nothing.
 - *`.grad` stays what the rank's own backward made.* Means live in buffers, so no half-reduced gradient can be read.
-- *Bits.* Moving is exact. A mean over ranks is rounded in the gradient's dtype, in an order that depends on the number
-  of ranks and on where in its bucket an entry lies (`orders`).
+- *Bits.* Moving is exact. A mean over ranks is rounded in the gradient's dtype, or in a wider one (`sums`), in an order
+  that depends on the number of ranks and on where in its bucket an entry lies (`orders`).
+- *Groups are checked at every step.* Parameters that were added to them, and settings that differ between ranks (a
+  learning rate that follows the loss of one rank), are refused on all ranks.
+- *Loss scaling.* `torch.amp.GradScaler` decides rank by rank whether to step, so ranks would wait for each other:
+  unscale gradients and call `step` always, which itself takes no step with gradients that are not finite.
+- *Sparse gradients* are made dense, since a mean over ranks is.
 
 References
 ----------
@@ -50,6 +56,7 @@ from muon_lab.parallel.replicas.agreement import Report
 from muon_lab.parallel.replicas.gathering import GATHERS, Gather
 from muon_lab.parallel.replicas.ownership import Owners
 from muon_lab.parallel.replicas.reducing import REDUCTIONS, Reduction
+from muon_lab.parallel.replicas.teams import Teams
 from muon_lab.parallel.replicas.wrapping import Wrapper
 
 
@@ -66,13 +73,18 @@ class LayerwiseOptimizer(Wrapper):
     owners : policy, sequence of int or mapping of name to int, optional
         Which rank owns what: a function of the numbers of elements and of the number of ranks, the place of the owner
         of each parameter in the order of the groups, or by name; `balance.lpt_elements` without it. What `balance`
-        makes of other costs can be given as it is; jobs that it divides among teams are stepped by their owners.
+        makes of other costs can be given as it is, costs being those of all parameters in that order. Jobs that it
+        divides among teams (`balance.hybrid`) are orthogonalized by these, which Muon can share if its direction is
+        that of a schedule; their state and their weights are those of the first of the team.
     gather : {"exact", "padded"}
         Shares as long as they are, or all as long as the longest; with `reduce_scatter` gradients are cut alike.
     reduce : {"all_reduce", "reduce_scatter", "none"}
         Mean gradients on all ranks, on their owners only, or none are made, since gradients are means already.
     clip : float, optional
         The largest norm of the whole gradient.
+    sums : torch.dtype, optional
+        The dtype in which gradients travel and are summed where theirs is narrower, such as float32 for weights in
+        bfloat16; the optimizer gets means in the dtype of its parameters all the same. Their own by default.
     model : Module, optional
         Puts buckets into the order of its parameters; needed for `defer`.
     bucket : int, optional
@@ -82,7 +94,8 @@ class LayerwiseOptimizer(Wrapper):
         at the end of the step. Call `wait` before you read weights otherwise.
     overlap : bool
         Whether backward begins the reduction of every bucket that it has filled. Gradients then have to be what they
-        are when backward ends; wrap all micro-batches but the last in `accumulate`.
+        are when backward ends; wrap all micro-batches but the last in `accumulate`. A parameter that is frozen now and
+        not later holds its bucket back until `step`.
 
     Attributes
     ----------
@@ -95,7 +108,8 @@ class LayerwiseOptimizer(Wrapper):
     ------
     ValueError
         On all ranks, if their options, parameters or weights differ; for an optimizer that is wrapped already or that
-        treats all parameters as one (LBFGS); for a parameter without owner, and for an option out of its range.
+        treats all parameters as one (LBFGS); for a parameter without owner, or a team whose optimizer steps it whole;
+        and for an option out of its range.
 
     Examples
     --------
@@ -120,24 +134,28 @@ class LayerwiseOptimizer(Wrapper):
         gather: str = "exact",
         reduce: str = "all_reduce",
         clip: float | None = None,
+        sums: torch.dtype | None = None,
         model: nn.Module | None = None,
         bucket: int | None = None,
         defer: bool = False,
         overlap: bool = False,
     ) -> None:
-        _check(optimizer, gather, reduce, bucket, model, defer, overlap)
+        _check(optimizer, gather, reduce, bucket, model, defer, overlap, sums)
         super().__init__(optimizer, group, clip)
         costs = [p.numel() for p in self.parameters]
-        self._owners = ownership.assigned(owners, self.names, costs, group.size)
+        chosen = ownership.chosen(owners, costs, group.size)
+        self._owners, teams = ownership.assigned(chosen, self.names, costs, group.size), getattr(chosen, "teams", ())
         order = self._order(model)
-        self._require_same(owners=self._owners, gather=gather, reduce=reduce, bucket=bucket, order=order)
+        self._require_same(
+            owners=self._owners, teams=teams, gather=gather, reduce=reduce, sums=sums, bucket=bucket, order=order
+        )
+        self._teams = Teams(group, optimizer, self.parameters, self.names, teams)
         self._forget_what_others_own()
         self._averaged_before = reduce == "none"
         self.buckets = buckets.cut(costs, self.dtypes, self._owners, group.size, order, bucket)
         padded = gather == "padded"
-        self._reduction = Reduction(group, self.parameters, self.names, self.buckets, reduce, padded)
-        self._gather = Gather(group, self.parameters, self.buckets, padded)
-        self._deferred = defer
+        self._reduction = Reduction(group, self.parameters, self.names, self.buckets, reduce, padded, sums)
+        self._gather = Gather(group, self.parameters, self.names, self.buckets, padded)
         if defer and model is not None:
             self._gather.defer_to(model)
         if overlap:
@@ -158,7 +176,12 @@ class LayerwiseOptimizer(Wrapper):
 
         Any order will do, and ranks may differ in it.
         """
-        self._gather.wait(None if parameters is None else [self._number[id(p)] for p in parameters])
+        wanted = None if parameters is None else [self._number.get(id(p), -1) for p in parameters]
+        if wanted is not None and -1 in wanted:
+            raise ValueError(
+                f"parameter {wanted.index(-1)} to wait for is none of this optimizer's, needed one that is"
+            )
+        self._gather.wait(wanted)
 
     def accumulate(self) -> AbstractContextManager[None]:
         """Let gradients of micro-batches add up: for every backward before a step but the last, with `overlap`.
@@ -227,13 +250,11 @@ class LayerwiseOptimizer(Wrapper):
             with self._gradients_of_the_owner(mine, factor):
                 agreement.all_or_none(
                     self._tagged("agreement"),
-                    self.optimizer.step,
+                    lambda: self._teams.step(self.optimizer.step, present),
                     [self.parameters[number] for number in mine],
                     [leaf.state for leaf in checkpoints.leaves(self.optimizer)],
                 )
             self._gather.begin(present)
-            if not self._deferred:
-                self.wait()
         self.report = report
 
     def _agreed(self, means: Mapping[int, Tensor]) -> tuple[Report, set[int]]:
@@ -244,7 +265,10 @@ class LayerwiseOptimizer(Wrapper):
         norms, bad = [0.0] * count, [0.0] * count
         for number, norm in zip(own, agreement.norms([means[number] for number in own]), strict=True):
             norms[number], bad[number] = (0.0, 1.0) if math.isnan(norm) else (norm, 0.0)
-        have, wrong, lengths = agreement.tally(self._tagged("agreement"), [here, bad, norms]).tolist()
+        mine = self._settings()
+        rows = [[*here, mine], [*bad, mine**2], [*norms, 0.0]]
+        (*have, sets), (*wrong, squares), (*lengths, _) = agreement.tally(self._tagged("agreement"), rows).tolist()
+        self._require_settings(sets, squares)
         if self._averaged_before and (some := [i for i, ranks in enumerate(have) if 0 < ranks < self.group.size]):
             raise ValueError(
                 f"{', '.join(self._named(some))} has a gradient on some ranks only, needed on all or none for means "
@@ -262,7 +286,7 @@ class LayerwiseOptimizer(Wrapper):
         try:
             for number, p in enumerate(self.parameters):
                 G = means.get(number)
-                p.grad = None if G is None else (G if factor == 1 else G * factor).reshape(p.shape)
+                p.grad = None if G is None else (G if factor == 1 else G * factor).reshape(p.shape).to(p.dtype)
             yield
         finally:
             for p, gradient in zip(self.parameters, before, strict=True):
@@ -296,6 +320,7 @@ def _check(
     model: nn.Module | None,
     defer: bool,
     overlap: bool,
+    sums: torch.dtype | None,
 ) -> None:
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("LayerwiseOptimizer was given LBFGS, needed an optimizer that steps each parameter by itself")
@@ -305,6 +330,8 @@ def _check(
         raise unknown("reduce", reduce, REDUCTIONS)
     if bucket is not None and not bucket > 0:
         raise ValueError(f"bucket is {bucket!r}, needed a number of bytes above 0 or None")
+    if sums not in (None, torch.float32, torch.float64):
+        raise ValueError(f"sums is {sums!r}, needed torch.float32, torch.float64 or None")
     if defer and model is None:
         raise ValueError("defer is True and model None, needed the model in whose forward weights are waited for")
     if overlap and reduce == "none":

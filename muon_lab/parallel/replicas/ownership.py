@@ -42,7 +42,8 @@ def assigned(owners: Owners | None, names: Sequence[str], costs: Sequence[int], 
     >>> assigned(lambda costs, ranks: [i % ranks for i in range(len(costs))], ["a", "b", "c"], [4, 2, 2], ranks=2)
     (0, 1, 0)
     """
-    found = _ordered(owners, names) if isinstance(owners, Mapping) else _made(owners, costs, ranks)
+    made = chosen(owners, costs, ranks)
+    found = _ordered(made, names) if isinstance(made, Mapping) else tuple(made)
     if len(found) != len(names):
         raise ValueError(f"owners are {len(found)} ranks, needed one for each of {len(names)} parameters")
     for name, owner in zip(names, found, strict=True):
@@ -51,10 +52,17 @@ def assigned(owners: Owners | None, names: Sequence[str], costs: Sequence[int], 
     return found
 
 
-def _made(owners: Policy | Sequence[int] | None, costs: Sequence[int], ranks: int) -> tuple[int, ...]:
+def chosen(owners: Owners | None, costs: Sequence[int], ranks: int) -> Sequence[int] | Mapping[str, int]:
+    """Return owners as they are given, or as a policy chooses them.
+
+    Examples
+    --------
+    >>> chosen(balance.hybrid, [8, 1, 1], ranks=2).teams
+    (Team(job=0, members=(0, 1), cost=4.0),)
+    """
     if owners is None:
-        return balance.lpt_elements(costs, ranks).owners
-    return tuple(owners(costs, ranks) if callable(owners) else owners)
+        return balance.lpt_elements(costs, ranks)
+    return owners(costs, ranks) if callable(owners) else owners
 
 
 def _ordered(owners: Mapping[str, int], names: Sequence[str]) -> tuple[int, ...]:

@@ -34,6 +34,8 @@ class Reduction:
         One of `REDUCTIONS`.
     padded : bool
         Whether the shares of `reduce_scatter` are of one length.
+    sums : torch.dtype, optional
+        The dtype in which gradients travel and are summed, where theirs is narrower.
     """
 
     def __init__(
@@ -44,11 +46,12 @@ class Reduction:
         buckets: Sequence[Bucket],
         how: str,
         padded: bool,
+        sums: torch.dtype | None = None,
     ) -> None:
         self._group = group.tagged(phase="gradients")
         self._parameters, self._names = parameters, names
         self._buckets, self._how = [*reversed(buckets)], how
-        self._padded = padded and how == "reduce_scatter"
+        self._padded, self._sums = padded and how == "reduce_scatter", sums
         self._begun: list[Pending] = []
         self._arrived: set[int] = set()
         self._paused = False
@@ -79,9 +82,11 @@ class Reduction:
     def means(self) -> dict[int, Tensor]:
         """Return the mean gradients that this rank has a use for, flat, by number: of all parameters, or of its own."""
         if self._how == "none":
-            return {number: p.grad.detach() for number, p in enumerate(self._parameters) if p.grad is not None}
+            given = ((number, dense(p.grad)) for number, p in enumerate(self._parameters))
+            return {number: G.detach() for number, G in given if G is not None}
         found: dict[int, Tensor] = {}
-        self._begin_the_rest()
+        while len(self._begun) < len(self._buckets):
+            self._begin()
         place = self._group.rank if self._how == "reduce_scatter" else None
         for bucket, pending in zip(self._buckets, self._begun, strict=True):
             found |= packing.parts(bucket, pending.wait(), place)
@@ -89,9 +94,13 @@ class Reduction:
         return found
 
     def drop(self) -> None:
-        """Forget the gradients of a backward, if it has begun any bucket: on every rank, or on none."""
+        """Forget the gradients of a backward, if it has filled any bucket: on every rank, or on none."""
         if self._arrived:
-            self.means()
+            while len(self._begun) < len(self._buckets):
+                self._begin(empty=True)
+            for pending in self._begun:
+                pending.wait()
+        self._begun, self._arrived = [], set()
 
     def _arrive(self, number: int) -> None:
         if self._paused:
@@ -102,32 +111,34 @@ class Reduction:
                 "all micro-batches but the last, or step or zero_grad in between"
             )
         self._arrived.add(number)
-        while len(self._begun) < len(self._buckets) and self._arrived.issuperset(self._next.members):
+        while len(self._begun) < len(self._buckets) and self._filled(self._next):
             self._begin()
 
     @property
     def _next(self) -> Bucket:
         return self._buckets[len(self._begun)]
 
-    def _begin_the_rest(self) -> None:
-        while len(self._begun) < len(self._buckets):
-            self._begin()
+    def _filled(self, bucket: Bucket) -> bool:
+        """Say whether all gradients of a bucket are there; none come for parameters that are frozen."""
+        return all(number in self._arrived or not self._parameters[number].requires_grad for number in bucket.members)
 
     @torch.no_grad()
-    def _begin(self) -> None:
-        """Hand a bucket over."""
+    def _begin(self, empty: bool = False) -> None:
+        """Hand a bucket over, or zeros in its place."""
         bucket = self._next
-        flat = packing.whole(bucket, self._gradients(bucket), self._parameters[0].device, self._padded)
+        flat = packing.whole(bucket, self._gradients(bucket, empty), self._parameters[0].device, self._padded)
+        if self._sums is not None:
+            flat = flat.to(torch.promote_types(flat.dtype, self._sums))
         if self._how == "all_reduce":
             self._begun.append(self._group.all_reduce(flat, "mean"))
         else:
             sizes = (bucket.width,) * bucket.ranks if self._padded else bucket.shares
             self._begun.append(self._group.reduce_scatter(flat, "mean", sizes))
 
-    def _gradients(self, bucket: Bucket) -> Mapping[int, Tensor]:
+    def _gradients(self, bucket: Bucket, empty: bool) -> Mapping[int, Tensor]:
         found = {}
         for number in bucket.members:
             parameter = self._parameters[number]
-            gradient = dense(parameter.grad, self._names[number])
+            gradient = None if empty else dense(parameter.grad)
             found[number] = torch.zeros_like(parameter) if gradient is None else gradient
         return found

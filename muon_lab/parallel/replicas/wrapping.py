@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from muon_lab.parallel.calls import named
 from muon_lab.parallel.collectives import Collectives
 from muon_lab.parallel.replicas import agreement
 from muon_lab.parallel.replicas.agreement import Report
@@ -138,11 +139,43 @@ class Wrapper(torch.optim.Optimizer):
         ValueError
             Unless that is one device, and that of the group if it talks between GPUs.
         """
-        needed = self.parameters[0].device if self.group.device.type == "cpu" else self.group.device
+        here = self.parameters[0].device if self.parameters else self.group.device
+        needed = here if self.group.device.type == "cpu" else self.group.device
         for name, p in zip(self.names, self.parameters, strict=True):
             if p.device != needed:
                 raise ValueError(f"{name} is on {p.device}, needed on {needed} with the other parameters")
         return needed
+
+    def _settings(self) -> float:
+        """Return a whole number of 16 bits that stands for the groups as they are: their parameters and settings."""
+        found = [
+            (
+                [self._number.get(id(p), -1) for p in group["params"]],
+                {key: _plain(value) for key, value in group.items() if key not in ("params", "param_names")},
+            )
+            for group in self.param_groups
+        ]
+        return float(agreement.digest(found) & 0xFFFF)
+
+    def _require_settings(self, total: float, squares: float) -> None:
+        r"""Refuse to step by settings that differ, given :math:`\sum_r d_r` and :math:`\sum_r d_r^2` of `_settings`.
+
+        They are equal where :math:`p \sum_r d_r^2 = (\sum_r d_r)^2` (Cauchy and Schwarz), exact for up to 1,448 ranks.
+
+        Raises
+        ------
+        ValueError
+            On all ranks if settings differ, and on one that has been given other parameters.
+        """
+        if [id(p) for group in self.param_groups for p in group["params"]] != [id(p) for p in self.parameters]:
+            raise ValueError(
+                f"{type(self).__name__} finds other parameters in its groups than ranks have agreed on, needed the same"
+            )
+        if self.group.size * squares != total * total:
+            raise ValueError(
+                f"{type(self).__name__}: groups differ between {named(self.group.ranks)}, needed the same parameters "
+                "and settings, learning rates among them, on all"
+            )
 
     def _tagged(self, phase: str) -> Collectives:
         return self.group.tagged(phase=phase)
@@ -158,14 +191,25 @@ def _names(optimizer: torch.optim.Optimizer) -> list[str]:
     return names
 
 
-def dense(gradient: Tensor | None, name: str) -> Tensor | None:
-    """Return a gradient that is dense or absent.
+def dense(gradient: Tensor | None) -> Tensor | None:
+    """Return a gradient as an ordinary tensor: a mean over ranks is sparse no more.
 
-    Raises
-    ------
-    ValueError
-        For a sparse one.
+    Examples
+    --------
+    >>> dense(torch.eye(2).to_sparse()), dense(None)
+    (tensor([[1., 0.],
+            [0., 1.]]), None)
     """
-    if gradient is not None and gradient.layout != torch.strided:
-        raise ValueError(f"{name} has a gradient that is sparse, needed a dense one")
-    return gradient
+    return gradient if gradient is None or gradient.layout == torch.strided else gradient.to_dense()
+
+
+def _plain(value: object) -> Any:
+    """Return a setting of a group as something that prints alike on all ranks; objects of any other kind are left out.
+
+    A tensor of one number, such as a learning rate, is that number.
+    """
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.item()
+    if isinstance(value, (tuple, list)):
+        return [_plain(each) for each in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else ...
