@@ -47,6 +47,7 @@ def test_the_table_names_every_layer_and_what_is_assumed(capsys):
     assert "NCCL 2.30.7" in out
 
 
+@pytest.mark.slow
 def test_experts_without_replicas_move_nothing(capsys):
     found = json.loads(run(f"{KIMI} --json", capsys)[1])
     experts = [layer for layer in found["layers"] if layer["role"] == "expert"]

@@ -206,6 +206,7 @@ def test_scales_are_right_on_both_sides_of_every_threshold():
 # The fast path is the definition
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BLOCK)
 @pytest.mark.parametrize("mode", MODES)
 def test_roundtrip_is_quantize_then_dequantize(name, mode):
@@ -235,6 +236,7 @@ def test_roundtrip_is_quantize_then_dequantize_for_scalars(name):
         same(roundtrip(data, name), quantize(data, name).dequantize())
 
 
+@pytest.mark.slow
 def test_pieces_do_not_matter(monkeypatch):
     x, G = graded(130, 100), torch.Generator()
     for name, axis, tile in itertools.product(("mxfp8_e4m3", "nvfp4", "bf16"), (0, 1), (None, 32)):
@@ -265,6 +267,7 @@ def blocks_of():
     return st.lists(st.floats(-8, 8, width=32), min_size=32, max_size=32).map(torch.tensor)
 
 
+@pytest.mark.slow
 @given(blocks_of(), st.sampled_from(BLOCK), st.sampled_from(MODES))
 def test_idempotent_in_value(x, name, mode):
     once = roundtrip(x, name, scale_mode=mode)

@@ -312,6 +312,7 @@ def test_emulated_bf16_is_the_native_one_up_to_its_last_bits():
     assert distance(emulated, native.double().numpy()) < 5 * 2.0**-8
 
 
+@pytest.mark.slow
 def test_torch_optim_muon_steps_are_reproduced_in_bf16():
     """Golden trajectory of torch.optim.Muon (torch 2.13.0): its direction is our bf16 iteration."""
     rows = json.loads((GOLDEN / "trajectories_torch.json").read_text())["rows"]

@@ -53,6 +53,7 @@ def test_the_folder_says_why_and_what_came_out(folder):
         assert word in text
 
 
+@pytest.mark.slow
 def test_a_few_cases_measured_again_give_the_same_numbers(folder):
     """Bits differ between processors: condition times roundoff, 1e-6 here, is what may be left of that.
 

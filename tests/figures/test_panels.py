@@ -537,6 +537,7 @@ BUDGETS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUDGETS)
 def test_error_budget_is_legible_and_ignores_the_order_of_rows(name, tmp_path):
     table = BUDGETS[name]()
@@ -554,6 +555,7 @@ def test_error_budget_without_products_is_refused():
         panels.error_budget(stability(("polar",)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("study", TABLES)
 def test_the_order_of_rows_does_not_matter(study, tmp_path):
     table = TABLES[study]()
@@ -613,6 +615,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_figures_of_layouts_are_legible_and_the_same_again(name, tmp_path):
     figure = LAYOUTS[name]()
@@ -644,6 +647,7 @@ def test_cases_that_did_not_end_well_are_counted_and_not_drawn(study):
     assert not any("not shown" in text for text in texts(figures.draw(study, table)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DEGENERATE)
 def test_a_thin_table_gives_a_figure(name, tmp_path):
     figure = figures.draw(*DEGENERATE[name]())

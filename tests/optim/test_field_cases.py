@@ -88,7 +88,7 @@ def test_s02_a_zero_gradient_leaves_decay_alone(make):
     moving = parameter(np.ones((3, 3)), torch.float64)
     o = make([*frozen, moving], lr=0.1, weight_decay=0.5)
     factor = torch.ones((), dtype=torch.float64)
-    for _ in range(100):
+    for _ in range(30):
         for p in frozen:
             p.grad = torch.zeros_like(p)
         moving.grad = torch.ones_like(moving)

@@ -283,6 +283,7 @@ def rules(draw, shape):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1, 1), (3, 3), (4, 4), (6, 6), (3, 5), (6, 4), (1, 4), (2, 7)])
 @settings(max_examples=20)
 @given(data=st.data(), seed=st.integers(0, 99))
@@ -481,6 +482,7 @@ def test_a_scaled_problem_with_a_scaled_eps_takes_the_same_steps(scale):
     torch.testing.assert_close(here[-1], there[-1], rtol=0, atol=atol)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("second_moment", ["unchanged", "permuted", "rotated"])
 @pytest.mark.parametrize("kl", [False, True])
 @given(seed=st.integers(0, 9))

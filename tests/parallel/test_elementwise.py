@@ -81,6 +81,7 @@ def test_all_of_torchs_have_the_weights_of_one_process_but_for_rounding(kind):
         assert all(X.shape == programs.entries(state)[key].shape for key, X in programs.entries(found).items())
 
 
+@pytest.mark.slow
 @pytest.mark.world
 def test_weights_over_sockets_are_those_of_threads_bit_for_bit():
     threads = worlds.run(partial(programs.sliced, "adamw"), 3)

@@ -258,6 +258,7 @@ def test_nccl_needs_a_gpu_for_each_rank():
         worlds.run(programs.pid, ranks, "nccl")
 
 
+@pytest.mark.slow
 @pytest.mark.world
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_of_a_caller_that_is_interrupted_killed_or_done(how, tmp_path):
@@ -297,6 +298,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.world
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_interrupt_ends_the_ranks_and_reaches_the_caller(backend, tmp_path):

@@ -129,6 +129,7 @@ def measured(name, format, sigma, positions):
     return float(np.median(found))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["simple", "quintic", "polar_express"])
 @pytest.mark.parametrize("spectrum", SPECTRA)
 def test_the_model_predicts_what_restarts_do_in_half_precision(name, spectrum):

@@ -58,6 +58,7 @@ def test_a_search_returns_the_best_of_what_it_tried():
     assert every[found.schedule.name] == found.worst
 
 
+@pytest.mark.slow
 def test_refining_helps_on_matrices_that_it_has_not_seen():
     arithmetic = Rounded("mxfp8_e4m3")
     seen, unseen = ([tuning.target(gaussian(24, 48, seed)) for seed in seeds] for seeds in ((0, 1), (2, 3)))
@@ -93,6 +94,7 @@ def test_a_tuned_schedule_keeps_every_large_singular_value(name, steps):
     assert schedule.headroom == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::muon_lab.polar.ScheduleWarning")
 @pytest.mark.parametrize(("name", "sigma"), [("mxfp8_flat", None), ("mxfp8_graded", np.geomspace(1, 1e-2, 64))])
 @pytest.mark.parametrize("steps", [5, 6, 8])

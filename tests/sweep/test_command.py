@@ -45,6 +45,7 @@ def test_blockwise_error_of_gaussian_matrices_is_the_known_constant(sweep, dim):
         assert row["bound"] == pytest.approx(row["tp"] ** 0.5)
 
 
+@pytest.mark.slow
 def test_the_overview_says_what_to_look_at(sweep, tmp_path):
     status, out, _ = sweep()
     assert status == 0
@@ -180,6 +181,7 @@ def bad_files(folder):
     (folder / "empty.toml").write_text('study = "blockwise"\n[[exclude]]\ntp = [1, 2, 4, 8]\n')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [
