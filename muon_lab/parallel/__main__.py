@@ -4,13 +4,15 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print one line a layout, on rank 0 alone; return 1 if bytes or bits are not what they must be."""
     options = _parser().parse_args(arguments)
     present = os.environ.get("WORLD_SIZE")
-    ranks = options.ranks or (int(present) if present else 4)
+    started = int(present) if present else 4
+    ranks = started if options.ranks is None else options.ranks
     from muon_lab.parallel import trial
 
     try:
@@ -39,8 +41,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if exact and counted else 1
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one sentence, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Leave with status 2."""
+        self.exit(2, f"error: {message}\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m muon_lab.parallel", description="Try every layout on ranks.")
+    parser = Parser(prog="python -m muon_lab.parallel", description="Try every layout on ranks.")
     parser.add_argument("--ranks", type=int, help="number of ranks; under torchrun there are as many as it started")
     parser.add_argument("--backend", default="gloo", help="threads, gloo or nccl (default: gloo)")
     parser.add_argument("--rows", type=int, default=1024)

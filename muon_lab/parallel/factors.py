@@ -24,6 +24,9 @@ L, R                       :math:`(p-1)/p\,(mn + m^2 + n^2)\,b`           :math:
 none                       :math:`(p-1)/p\,mn\,b`                         :math:`2mn + 2m^2 + 2n^2`
 =========================  =============================================  ===========================================
 
+Decay of the form "l2" gathers the weight too, :math:`(p-1)/p\,mn\,b` more. An optimizer of shards that leaves out a
+step for what its own rank alone has seen would leave the others waiting: `agreed` has all ranks leave it out.
+
 References
 ----------
 NVIDIA-NeMo/Emerging-Optimizers, commit fd77292 (August 2026), ``TpRekls``: L and R in parts, moments whole, and no
@@ -37,6 +40,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from muon_lab.parallel.collectives import Collectives
 from muon_lab.parallel.grid import Placement, even
@@ -207,6 +211,65 @@ def gathered(rule: Rule, collectives: Collectives, placement: Placement, sharded
         if name not in SHARDED:
             raise ValueError(f"sharded state must be some of {', '.join(SHARDED)}, not {name!r}")
     return Gathered(rule, collectives, placement, names)
+
+
+def agreed(optimizer: torch.optim.Optimizer, collectives: Collectives) -> RemovableHandle:
+    """Have all ranks see, at every step of an optimizer, that a gradient is not finite on one of them.
+
+    Such a gradient becomes NaN on every rank, so that all leave out the step, or refuse it, alike. One all_reduce a
+    step, of three numbers a parameter.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        Of the shards, with the same parameters in the same order on every rank.
+    collectives : Collectives
+        The ranks that hold the matrices.
+
+    Returns
+    -------
+    RemovableHandle
+        Ends it when its ``remove`` is called.
+
+    Raises
+    ------
+    ValueError
+        At a step, on every rank, for a parameter that has a gradient on some ranks and none on others; for a step with
+        a closure, whose gradients come too late.
+
+    Examples
+    --------
+    >>> from muon_lab.parallel import worlds
+    >>> def step(world):
+    ...     W = torch.nn.Parameter(torch.zeros(1))
+    ...     optimizer = torch.optim.SGD([W], lr=1.0)
+    ...     agreed(optimizer, world)
+    ...     W.grad = torch.tensor([torch.inf if world.rank else 1.0])
+    ...     optimizer.step()
+    ...     return W.item()
+    >>> worlds.run(step, ranks=2)
+    [nan, nan]
+    """
+    group = collectives.tagged(phase="agree")
+
+    def before(optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        if any(argument is not None for argument in (*arguments[1:], options.get("closure"))):
+            raise ValueError("a step that ranks agree on takes no closure: call it before")
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        gradients = [parameter.grad for parameter in parameters]
+        own = [(G is None, G is not None, G is not None and not bool(torch.isfinite(G).all())) for G in gradients]
+        flags = torch.tensor(own, dtype=torch.float32, device=collectives.device).reshape(-1, 3)
+        missing, there, bad = group.all_reduce(flags, "max").wait().bool().unbind(1)
+        if (missing & there).any():
+            raise ValueError(
+                f"{int((missing & there).sum())} of the {len(parameters)} parameters have a gradient on some ranks "
+                "only, needed on all or none"
+            )
+        for G, spoilt in zip(gradients, bad.tolist(), strict=True):
+            if G is not None and spoilt:
+                G.fill_(torch.nan)
+
+    return optimizer.register_step_pre_hook(before)
 
 
 def _split(

@@ -217,12 +217,13 @@ def factors(
     ['all_gather of float32 (56,)']
     """
     ranks, (m, n) = range(placement.tp), shape[-2:]
+    left, right = even(m, placement.tp, 0).sizes, even(n, placement.tp, 0).sizes
     held = []
     for source in ranks:
         like_weight = prod(placement.shape((m, n), source))
         entries = {name: like_weight for name in ("M", "V")}
-        entries |= {name: even(m, placement.tp, 0).sizes[source] * m for name in ("L", "Q_L")}
-        entries |= {name: even(n, placement.tp, 0).sizes[source] * n for name in ("R", "Q_R")}
+        entries |= {name: left[source] * m for name in ("L", "Q_L")}
+        entries |= {name: right[source] * n for name in ("R", "Q_R")}
         for name in sharded:
             if name not in entries:
                 raise ValueError(f"sharded state must be some of {', '.join(SHARDED)}, not {name!r}")
@@ -335,8 +336,7 @@ def flops(layout: str, shape: Shape, placement: Placement, rank: int, coefficien
 
     The whole matrix takes `polar.flops.plain`, which is also what an owner does for it. On a shard of length
     :math:`s_r` along the long axis and :math:`k` along the other, `distributed` takes :math:`4 k^2 s_r + 2 k^3` a
-    quintic step, where a rank without a part takes as long as for one entry, and `gram` :math:`4 k^2 s_r` and the
-    products of the Gram form.
+    quintic step, and `gram` :math:`4 k^2 s_r` and the products of the Gram form.
 
     Raises
     ------

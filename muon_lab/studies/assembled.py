@@ -23,18 +23,24 @@ SUMMED = ("distributed", "gram")
 CUTS = ("even", "chunked", "half")
 
 
-def check(layout: str, method: str, steps: int | None) -> None:
+#: The most ranks that are threads of one process.
+MOST = 1024
+
+
+def check(layout: str, method: str, steps: int | None, tp: int) -> None:
     """Refuse a layout that there is not, and leave out one that the method does not go with.
 
     Raises
     ------
     ValueError
-        For an unknown layout.
+        For an unknown layout, or more ranks than one process should have as threads.
     LeftOut
         For an exact method, or another form, in a layout that sums Gram matrices.
     """
     if layout not in LAYOUTS:
         raise unknown("layout", layout, LAYOUTS)
+    if tp > MOST and layout != "blockwise":
+        raise ValueError(f"tp must be at most {MOST} for the layout {layout}, whose ranks are threads here, not {tp}")
     if layout in SUMMED and (method in methods.EXACT or methods.parse(method, steps).form != "plain"):
         raise LeftOut(f"{layout} sums the Gram matrices of a schedule in its plain form, which {method!r} is not")
 

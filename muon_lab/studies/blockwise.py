@@ -83,7 +83,7 @@ def settle(point: Mapping[str, Any], file: sources.File | None) -> Iterator[Case
     if point["period"] < 1:
         raise ValueError(f"period must be at least 1, not {point['period']}")
     steps = methods.settle(point["method"], point["steps"])
-    assembled.check(point["layout"], point["method"], steps)
+    assembled.check(point["layout"], point["method"], steps, point["tp"])
     layout = {name: point[name] for name in ("layout", "dim", "tp", "cut", "method", "dtype")}
     layout["period"] = point["period"] if point["layout"] == "periodic" else None
     for case in sources.settle(point["source"], point["rows"], point["cols"], point["seed"], file):

@@ -85,7 +85,7 @@ def settle(point: Mapping[str, Any], file: sources.File | None) -> Iterator[Case
             raise unknown(name, point[name], known)
     assembled.placed("even", 0, point["tp"], 0)  # raises for a tp that is none
     steps = methods.settle(point["method"], point["steps"])
-    assembled.check("distributed", point["method"], steps)
+    assembled.check("distributed", point["method"], steps, point["tp"])
     how = {name: point[name] for name in ("tp", "sums", "method", "dtype")}
     how["order"] = None if point["sums"] == "once" else point["order"]
     for case in sources.settle(point["source"], point["rows"], point["cols"], point["seed"], file):

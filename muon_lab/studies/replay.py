@@ -15,6 +15,7 @@ of SOAP and REKLS, a rule is independent only if it does not deviate at all.
 """
 
 from collections.abc import Callable, Sequence
+from math import isfinite
 from typing import NamedTuple
 
 import torch
@@ -103,17 +104,21 @@ def changes(run: Kept, variant: Variant, dtype: torch.dtype) -> list[list[Tensor
 def distance(moved: Sequence[Sequence[Tensor]], truth: Sequence[Sequence[Tensor]]) -> float:
     """Return the largest relative distance of a change to the true one; that of nothing to nothing is zero.
 
+    What is not finite is infinitely far from everything, itself included.
+
     Examples
     --------
     >>> one, zero = torch.ones(1, 1), torch.zeros(1, 1)
-    >>> distance([[one, zero]], [[2 * one, zero]]), distance([[one]], [[zero]])
-    (0.5, inf)
+    >>> distance([[one, zero]], [[2 * one, zero]]), distance([[one]], [[zero]]), distance([[one / zero]], [[one]])
+    (0.5, inf, inf)
     """
     worst = 0.0
     for changed, true in zip(moved, truth, strict=True):
         for A, B in zip(changed, true, strict=True):
             off = float((A - B).norm())
-            worst = max(worst, off / float(B.norm()) if B.any() else torch.inf if off else 0.0)
+            if off:  # not a number is true, and larger than nothing
+                size = float(B.norm())
+                worst = max(worst, off / size if size and isfinite(off / size) else torch.inf)
     return worst
 
 

@@ -111,7 +111,7 @@ def settle(point: Mapping[str, Any], file: object) -> Iterator[Case]:
     assembled.placed("even", 0, point["tp"], 0)  # raises for a tp that is none
     steps = methods.settle(point["method"], point["steps"])
     method, steps = (point["method"], steps) if optimizer == "muon" else ("svd", None)
-    assembled.check(layout, method, steps)
+    assembled.check(layout, method, steps, point["tp"])
     if optimizer not in DIRECTED and layout not in FACTORED:
         raise LeftOut(f"{optimizer} has the layouts {', '.join(FACTORED)}, and not {layout}")
     unused = {

@@ -83,7 +83,7 @@ def measure(case: Case) -> Metrics:
     gradients = [torch.randn(shape, generator=generator) for shape in shapes]
     weights, other = ([torch.nn.Parameter(torch.zeros(shape)) for shape in shapes] for _ in range(2))
     for W, G in zip(weights, gradients, strict=True):
-        W.grad = G
+        W.grad = G.clone()  # some write into it
     optimizer, reference = _maker(case["optimizer"])(weights), _plain_loop(other, gradients)
     optimizer.step()
     reference()
@@ -93,7 +93,7 @@ def measure(case: Case) -> Metrics:
     if measured:
         found["relative"] = float(np.median(errors[0]))
     for W, G in zip(weights, gradients, strict=True):
-        W.grad = G
+        W.grad = G.clone()
     held = [entry for state in optimizer.state.values() for entry in state.values() if isinstance(entry, torch.Tensor)]
     return {
         **ratios(interleaved((optimizer.step, reference), case["repeats"])),

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 LAYOUTS = ("duplicated", "distributed", "gram", "owner", "blockwise", "periodic", "factors")
 
+#: The most ranks: those of all pairs are looked at.
+MOST = 1024
+
 #: Coefficients of one step with a fifth power; which they are makes no difference to volume.
 QUINTIC = (15 / 8, -10 / 8, 3 / 8)
 
@@ -107,6 +110,8 @@ def settle(point: Mapping[str, Any], file: object) -> Iterator[Case]:
         if point[name] < 1:
             raise ValueError(f"{name} must be at least 1, not {point[name]}")
     grid.even(0, point["tp"], point["dim"])  # raises for a dim or a tp that is none
+    if point["tp"] > MOST:
+        raise ValueError(f"tp must be at most {MOST}, not {point['tp']}")
     if point["algorithm"] == "halving_doubling" and point["tp"] & (point["tp"] - 1):
         raise LeftOut(f"halving and doubling needs a power of two ranks, not tp={point['tp']}")
     unused = {
@@ -151,6 +156,7 @@ def measure(case: Case) -> Metrics:
 
 def of_layout(case: Case, layout: str) -> Loads:
     """Return what every rank does: owner for as many matrices as ranks, periodic in as many steps as a period has."""
+    from muon_lab.cost.volume import layout as equal
     from muon_lab.parallel import volume
     from muon_lab.parallel.grid import even
 
@@ -160,7 +166,7 @@ def of_layout(case: Case, layout: str) -> Loads:
 
     def made(rank: int) -> "tuple[Call, ...]":
         if layout == "owner":
-            return volume.owner([shape] * tp, [cut] * tp, rank, dtype)
+            return equal("owner", shape, cut, rank, dtype, count=tp)
         if layout == "periodic":
             return volume.periodic((), volume.duplicated(shape, cut, rank, dtype), share, share)
         if layout == "factors":  # SOAP and REKLS work in at least float32

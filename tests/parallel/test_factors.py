@@ -174,6 +174,60 @@ def test_all_ranks_refuse_a_gradient_that_is_not_finite_on_one():
     assert worlds.run(refused, 2) == [True, True]
 
 
+def on_shards(world, gradients, agree=True):
+    """Step REKLS on the halves of a matrix, whose rule gathers; return this rank's half and the reports."""
+    cut = even(6, 2, 0)
+
+    class Sharded(optim.REKLS):
+        def rule(self, settings):
+            return factors.gathered(super().rule(settings), world, cut)
+
+    W = torch.nn.Parameter(torch.ones(3, 4))
+    optimizer = Sharded([W], lr=0.1, first_step="skip")
+    if agree:
+        factors.agreed(optimizer, world)
+    taken = []
+    for G in gradients[world.rank]:
+        W.grad = None if G is None else G.clone()
+        optimizer.step()
+        taken.append(optimizer.report.taken)
+    return W.detach(), taken
+
+
+def test_s17_a_step_that_one_rank_leaves_out_is_left_out_by_all():
+    """Without an agreement one rank skips the gather for which the others wait."""
+    halves = [
+        [torch.randn(3, 4, generator=torch.Generator().manual_seed(10 * r + t)) for t in range(3)] for r in (0, 1)
+    ]
+    spoilt = [list(gradients) for gradients in halves]
+    spoilt[1].insert(1, torch.full((3, 4), math.nan))
+    spoilt[0].insert(1, torch.ones(3, 4))
+    straight = worlds.run(partial(on_shards, gradients=halves), 2)
+    interrupted = worlds.run(partial(on_shards, gradients=spoilt), 2)
+    for (expected, _), (found, taken) in zip(straight, interrupted, strict=True):
+        assert torch.equal(found, expected)
+        assert taken == [True, False, True, True]
+    with pytest.raises(worlds.RankStuck, match="rank 0 waits in all_gather"):
+        worlds.run(partial(on_shards, gradients=[[G[1]] for G in spoilt], agree=False), 2)
+
+
+def test_a_gradient_on_some_ranks_alone_and_closures_are_refused_by_all():
+    with pytest.raises(worlds.RankRaised, match="1 of the 1 parameters have a gradient on some ranks only"):
+        worlds.run(partial(on_shards, gradients=[[torch.ones(3, 4)], [None]]), 2)
+
+    def closed(world):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+        handle = factors.agreed(optimizer, world)
+        for step in (lambda: optimizer.step(lambda: 0.0), lambda: optimizer.step(closure=lambda: 0.0)):
+            with pytest.raises(ValueError, match="takes no closure"):
+                step()
+        optimizer.step()
+        handle.remove()
+        return optimizer.step(lambda: 0.5)
+
+    assert worlds.run(closed, 2) == [0.5, 0.5]
+
+
 def test_bad_arguments_are_refused():
     def wrong(world):
         with pytest.raises(ValueError, match="needs 1 sizes, but has 2"):

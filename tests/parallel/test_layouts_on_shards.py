@@ -141,6 +141,16 @@ def test_dtypes_are_kept(layout, dtype):
     assert bool(torch.isfinite(update).all())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gram_of_narrow_shards_is_that_of_float32_rounded_once(dtype):
+    G, cut = matrix((24, 10), dtype=dtype), even(24, 3, 0)
+    narrow, wide = (
+        joined([result[0] for result in on_ranks("gram", shards, cut)], cut) for shards in (G, G.to(torch.float32))
+    )
+    assert torch.equal(narrow, wide.to(dtype))
+    assert not torch.equal(narrow.to(torch.float32), wide)
+
+
 # --- rounding ---------------------------------------------------------------------------------------------------------
 
 

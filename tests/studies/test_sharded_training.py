@@ -172,6 +172,22 @@ def test_where_rounding_decides_only_equal_bits_are_independent():
     assert not replay.verdict(run, lambda _: noisy, lambda _: other).invariant
 
 
+def test_what_is_not_finite_is_independent_of_nothing():
+    """The larger of a number and nan depends on their order: a broken layout must not pass for the rule of one rank."""
+    single = partial(optim.Muon, lr=0.01)
+    run = replay.kept(PROBLEMS["quadratic"](0), single, 1)
+
+    class Broken(optim.Muon):
+        def step(self, closure=None):
+            super().step(closure)
+            self.param_groups[0]["params"][0].data.fill_(torch.nan)
+
+    found = replay.verdict(run, lambda _: single, lambda _: partial(Broken, lr=0.01))
+    assert (found.invariant, found.deviation) == (False, math.inf)
+    both = replay.verdict(run, lambda _: partial(Broken, lr=0.01), lambda _: partial(Broken, lr=0.01))
+    assert (both.invariant, both.deviation, both.rounding) == (False, math.inf, math.inf)
+
+
 def test_gradients_of_a_run_are_those_of_its_weights():
     case = settled()
     maker = sharded_training.maker(case, torch.float32, Clock())
@@ -206,6 +222,7 @@ def test_what_does_not_go_together_is_left_out_or_refused():
         ({"lr": 0.0}, "lr must lie above 0"),
         ({"updates": 5}, "updates must be at least 10"),
         ({"tp": 0}, "at least 1, not 0"),
+        ({"tp": 100_000}, "tp must be at most 1024 for the layout duplicated, whose ranks are threads here"),
     ):
         with pytest.raises(ValueError, match=message):
             settled(**point)

@@ -55,6 +55,18 @@ def test_memory_is_as_documented():
     assert row("soap")["state_bytes"] == 4 * soap
 
 
+def test_an_optimizer_that_writes_into_gradients_spoils_no_comparison(monkeypatch):
+    class Spoiling(torch.optim.SGD):
+        def step(self, closure=None):
+            super().step(closure)
+            for W in self.param_groups[0]["params"]:
+                W.grad.zero_()
+
+    alone = row("muon")["reference_relative"]
+    monkeypatch.setattr(step_cost, "_maker", lambda name: lambda weights: Spoiling(weights, lr=1.0))
+    assert row("muon")["reference_relative"] == alone
+
+
 def test_a_missing_peer_is_left_out_and_an_unknown_optimizer_is_named(monkeypatch):
     monkeypatch.setattr(step_cost, "find_spec", lambda name: None)
     plan = grid.plan(Experiment("e", "step_cost", {"optimizer": ("muon", "pytorch_optimizer.Muon")}))

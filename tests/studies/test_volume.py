@@ -216,6 +216,7 @@ def test_what_does_not_matter_is_none_and_what_is_wrong_is_refused():
         ({"layout": "owned"}, "did you mean 'owner'"),
         ({"model": "kimi"}, "did you mean 'kimi-k2'"),
         ({"tp": 0}, "at least 1, not 0"),
+        ({"tp": 100_000}, "tp must be at most 1024, not 100000"),
         ({"dtype": "float31"}, "did you mean"),
         ({"wire": "float31"}, "did you mean"),
         ({"algorithm": "rings"}, "did you mean 'ring'"),
