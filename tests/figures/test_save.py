@@ -101,3 +101,17 @@ def test_folders_are_made_and_others_may_read(tmp_path):
     pdf, png = save.save(Figure(), tmp_path / "new" / "folder" / "a.b")
     assert (pdf.name, png.name) == ("a.b.pdf", "a.b.png")
     assert stat.S_IMODE(png.stat().st_mode) == 0o644
+
+
+def test_an_edge_that_is_zero_but_for_rounding_changes_no_byte(tmp_path):
+    """Backgrounds of parts would be drawn from -1e-15 or 1e-15, as the layout ends up: written as -0 and 0."""
+    found = set()
+    for edge in (-1e-15, 1e-15):
+        figure = Figure(figsize=(2, 2))
+        part = figure.subfigures(1, 2)[0]
+        part.subplots().plot([0, 1])
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+        part.bbox_relative.p0 = (edge, edge)
+        found.add(save.save(figure, tmp_path / "part")[0].read_bytes())
+    assert len(found) == 1
