@@ -376,7 +376,7 @@ def test_a_script_runs_under_torchrun(tmp_path):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     answer = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert answer.returncode == 0, answer.stderr
-    assert answer.stdout.split("\n").count("[(0, 2.0), (1, 2.0)]") == 2, answer.stdout
+    assert answer.stdout.count("[(0, 2.0), (1, 2.0)]") == 2, answer.stdout
 
 
 def test_losing_a_group_is_an_error_of_the_connection():
