@@ -319,8 +319,19 @@ def published(shape: Sequence[int], placement: Placement, rank: int, steps: int,
     """
     placement.check(shape)
     k, s = shape[-1 if placement.dim == 0 else -2], placement.sizes[rank]
+    return prod(shape[:-2]) * of_order(k, s, steps, kernel)
+
+
+def of_order(k: int, other: int, steps: int, kernel: str = "gemm") -> float:
+    r"""Return the flops of quintic steps on a Gram matrix of order k, whether that is the short side or not.
+
+    Examples
+    --------
+    >>> of_order(2, 3, 5) == newton_schulz(2, 3, 5), of_order(3, 2, 5) / of_order(2, 3, 5)
+    (True, 1.96875)
+    """
     share = _share(kernel)
-    return prod(shape[:-2]) * _steps(steps) * (2.0 * k * k * s * (1 + share) + 2.0 * k**3 * share)
+    return _steps(steps) * (2.0 * k * k * other * (1 + share) + 2.0 * k**3 * share)
 
 
 def _general(name: str, shape: Sequence[int], placement: Placement, rank: int) -> float:

@@ -163,14 +163,8 @@ def newton_schulz(model: Model, name: str = "short", kernel: str = "gemm") -> fl
     >>> f"{newton_schulz(inventory.get('kimi-k2', gate_up='fused')):.2e}"
     '8.82e+16'
     """
-    if kernel not in flops.KERNELS:
-        raise unknown("kernel", kernel, flops.KERNELS)
-    share = flops.KERNELS[kernel]
-    total = 0.0
-    for layer in model.without("router").matrices:
-        g, o = order(layer, name)
-        total += layer.count * STEPS * (2 * (1 + share) * g * g * o + 2 * share * g**3)
-    return total
+    matrices = model.without("router").matrices
+    return sum(layer.count * flops.of_order(*order(layer, name), STEPS, kernel) for layer in matrices)
 
 
 def counted(entry: Published, name: str, gate_up: str, kernel: str = "gemm") -> float:

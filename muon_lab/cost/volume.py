@@ -35,9 +35,12 @@ from muon_lab.parallel import calls
 from muon_lab.parallel import volume as tensor_parallel
 from muon_lab.parallel.calls import Call
 from muon_lab.parallel.grid import Grid, Placement, even
+from muon_lab.parallel.traffic import GATHERS, REDUCTIONS, gradients, weights
 from muon_lab.parallel.volume import Volume
 
 __all__ = [
+    "GATHERS",
+    "REDUCTIONS",
     "Comparison",
     "Volume",
     "compared",
@@ -50,9 +53,6 @@ __all__ = [
     "straddling",
     "weights",
 ]
-
-GATHERS = ("exact", "padded")
-REDUCTIONS = ("reduce_scatter", "all_reduce")
 
 
 def layout(
@@ -175,61 +175,6 @@ def compared(model: Model, tp: int = 8, *, steps: int = 5, dtype: str = "bfloat1
         matrices += part.count
         wins += part.count * (sent[1] < sent[0])
     return Comparison(matrices, moved[0], moved[1], moved[2], worked[0], worked[1], worked[2], wins)
-
-
-def weights(owned: Sequence[int], rank: int, dtype: str = "bfloat16", how: str = "exact") -> tuple[Call, ...]:
-    """Return the call that gives every rank the weights that their owners updated.
-
-    Parameters
-    ----------
-    owned : sequence of int
-        Entries that each rank owns; those of a bucket if weights travel in buckets.
-    rank : int
-        Whose call.
-    dtype : str
-        Of the weights.
-    how : {"exact", "padded"}
-        Parts as long as they are, or equal ones as long as the longest.
-
-    Raises
-    ------
-    ValueError
-        For an unknown way.
-
-    Examples
-    --------
-    >>> owned = (4, 0, 2)
-    >>> [Volume(weights(owned, 0, how=how), 0).sent for how in GATHERS]
-    [12, 16]
-    """
-    if how not in GATHERS:
-        raise unknown("gather", how, GATHERS)
-    if how == "padded":
-        return (calls.all_gather((max(owned),), dtype, len(owned)),)
-    return (calls.all_gather_v((), dtype, owned, rank),)
-
-
-def gradients(
-    owned: Sequence[int], dtype: str = "float32", how: str = "reduce_scatter", op: str = "mean", *, padded: bool = False
-) -> tuple[Call, ...]:
-    """Return the call that brings gradients to the owners of their matrices, or to everyone.
-
-    Raises
-    ------
-    ValueError
-        For an unknown way.
-
-    Examples
-    --------
-    >>> [Volume(gradients((4, 0, 2), how=how), 0).sent for how in REDUCTIONS]
-    [8, 32]
-    """
-    if how not in REDUCTIONS:
-        raise unknown("reduction", how, REDUCTIONS)
-    if how == "all_reduce":
-        return (calls.all_reduce((sum(owned),), dtype, len(owned), op),)
-    sizes = (max(owned),) * len(owned) if padded else owned
-    return (calls.reduce_scatter((), dtype, sizes, op=op),)
 
 
 def layerwise(

@@ -74,15 +74,10 @@ def preconditioner(table: pl.DataFrame) -> Figure:
     across = math.ceil(len(problems) / down)
     figure = Figure(figsize=(style.SINGLE if across == 1 else style.DOUBLE, FRAME + down * HEIGHT))
     grid = figure.subplots(2 * down, across, sharex=True, sharey="row", squeeze=False)
-    for index in range(down * across):
-        pair = grid[2 * (index // across) : 2 * (index // across) + 2, index % across]
-        if index >= len(problems):
-            for axes in pair:
-                axes.set_visible(False)
-            continue
-        pair[0].set_title(_title(rows, problems[index]))
+    for pair, problem in zip(frames.pairs(grid, len(problems)), problems, strict=True):
+        pair[0].set_title(_title(rows, problem))
         for axes, name in zip(pair, QUANTITIES, strict=True):
-            _panel(axes, rows.filter(**problems[index]._asdict()), name)
+            _panel(axes, rows.filter(**problem._asdict()), name)
             style.log10(axes, "y", *_range(rows[name]), most=6)
     steps = [int(step) for step in sorted(rows["step"].unique())]
     style.log2(grid[0, 0], "x", _powers(steps))

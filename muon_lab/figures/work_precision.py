@@ -59,15 +59,10 @@ def work_precision(table: pl.DataFrame) -> Figure:
     width = style.SINGLE if across == 1 else style.DOUBLE
     figure = Figure(figsize=(width, FRAME + down * (2 * HEIGHT + 0.3)))
     grid = figure.subplots(2 * down, across, sharey=True, squeeze=False)
-    for index in range(down * across):
-        pair = grid[2 * (index // across) : 2 * (index // across) + 2, index % across]
-        if index >= len(problems):
-            for axes in pair:
-                axes.set_visible(False)
-            continue
-        pair[0].set_title(_title(rows, problems[index]))
+    for pair, problem in zip(frames.pairs(grid, len(problems)), problems, strict=True):
+        pair[0].set_title(_title(rows, problem))
         for axes, work in zip(pair, WORKS, strict=True):
-            _panel(axes, _of(rows, problems[index]), work)
+            _panel(axes, _of(rows, problem), work)
             _scale(axes, rows[work])
     style.log10(grid[0, 0], "y", *_range(rows[ERROR]), most=5)
     for row, name in zip(grid, [*WORKS.values()] * down, strict=True):

@@ -20,10 +20,15 @@ Nothing here imports torch.
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from muon_lab.nearest import unknown
 from muon_lab.parallel import algorithms, calls
 from muon_lab.parallel.calls import ITEMSIZE, Call
 from muon_lab.parallel.replicas import buckets
 from muon_lab.parallel.replicas.buckets import Flat
+
+#: Weights in parts as long as they are or as long as the longest; gradients to their owners or to everyone.
+GATHERS = ("exact", "padded")
+REDUCTIONS = ("reduce_scatter", "all_reduce")
 
 
 class Traffic(NamedTuple):
@@ -50,6 +55,61 @@ class Traffic(NamedTuple):
 def sent(made: Iterable[Call], rank: int, algorithm: str = "ring") -> int:
     """Return the bytes that a rank sends in calls by a named family of algorithms."""
     return sum(algorithms.sent(call, rank, algorithm) for call in made)
+
+
+def weights(owned: Sequence[int], rank: int, dtype: str = "bfloat16", how: str = "exact") -> tuple[Call, ...]:
+    """Return the call that gives every rank the weights that their owners updated.
+
+    Parameters
+    ----------
+    owned : sequence of int
+        Entries that each rank owns; those of a bucket if weights travel in buckets.
+    rank : int
+        Whose call.
+    dtype : str
+        Of the weights.
+    how : {"exact", "padded"}
+        Parts as long as they are, or equal ones as long as the longest.
+
+    Raises
+    ------
+    ValueError
+        For an unknown way.
+
+    Examples
+    --------
+    >>> owned = (4, 0, 2)
+    >>> [sent(weights(owned, 0, how=how), 0) for how in GATHERS]
+    [12, 16]
+    """
+    if how not in GATHERS:
+        raise unknown("gather", how, GATHERS)
+    if how == "padded":
+        return (calls.all_gather((max(owned),), dtype, len(owned)),)
+    return (calls.all_gather_v((), dtype, owned, rank),)
+
+
+def gradients(
+    owned: Sequence[int], dtype: str = "float32", how: str = "reduce_scatter", op: str = "mean", *, padded: bool = False
+) -> tuple[Call, ...]:
+    """Return the call that brings gradients to the owners of their matrices, or to everyone.
+
+    Raises
+    ------
+    ValueError
+        For an unknown way.
+
+    Examples
+    --------
+    >>> [sent(gradients((4, 0, 2), how=how), 0) for how in REDUCTIONS]
+    [8, 32]
+    """
+    if how not in REDUCTIONS:
+        raise unknown("reduction", how, REDUCTIONS)
+    if how == "all_reduce":
+        return (calls.all_reduce((sum(owned),), dtype, len(owned), op),)
+    sizes = (max(owned),) * len(owned) if padded else owned
+    return (calls.reduce_scatter((), dtype, sizes, op=op),)
 
 
 def layerwise(
@@ -85,22 +145,12 @@ def layerwise(
     ['all_reduce(mean) of float32 (11,)', 'all_gather_v of float32 rows (), 2+9 of them']
     """
     cut = buckets.cut(sizes, dtypes, owners, ranks, order, bucket)
-    padded = gather == "padded"
     reduced: list[Call] = []
     for each in reversed(cut) if reduce != "none" else ():
         dtype = max(each.dtype, sums or each.dtype, key=ITEMSIZE.__getitem__)
-        if reduce == "all_reduce":
-            reduced.append(calls.all_reduce((sum(each.sizes),), dtype, ranks, "mean"))
-        else:
-            shares = (each.width,) * ranks if padded else each.shares
-            reduced.append(calls.reduce_scatter((), dtype, shares, sum(shares), "mean"))
-    gathered = tuple(
-        calls.all_gather((each.width,), each.dtype, ranks)
-        if padded
-        else calls.all_gather_v((), each.dtype, each.shares, rank)
-        for each in cut
-    )
-    return Traffic(tuple(reduced), _agreement((3, len(sizes) + 1), ranks), gathered)
+        reduced += gradients(each.shares, dtype, reduce, padded=gather == "padded")
+    gathered = [call for each in cut for call in weights(each.shares, rank, each.dtype, gather)]
+    return Traffic(tuple(reduced), _agreement((3, len(sizes) + 1), ranks), tuple(gathered))
 
 
 def elementwise(sizes: Sequence[int], dtypes: Sequence[str], ranks: int, *, momentum: str | None = None) -> Traffic:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from muon_lab.cost import inventory
 from muon_lab.nearest import unknown
 from muon_lab.studies.speed import RATIO_COLUMNS, check_counts, interleaved, ratios
 from muon_lab.studies.study import Case, Column, LeftOut, Metrics, Study
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
 
 #: The hidden matrices of a layer, by model.
 LAYERS: Mapping[str, tuple[tuple[int, int], ...]] = {
-    "gpt2": ((2304, 768), (768, 768), (3072, 768), (768, 3072)),
-    "gpt2-medium": ((3072, 1024), (1024, 1024), (4096, 1024), (1024, 4096)),
+    **{name: tuple(layer.shape for layer in inventory.get(name).matrices) for name in ("gpt2", "gpt2-medium")},
     "tiny": ((96, 32), (32, 32), (128, 32), (32, 128)),
 }
 

@@ -1,5 +1,7 @@
 """What an optimizer keeps in a number format is that format's, and nothing else changes."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -116,3 +118,12 @@ def test_what_is_wrong_is_said(point, message):
     with pytest.raises(ValueError, match=message):
         settled(**point)
     assert set(stability.RATES) == set(OPTIMIZERS)
+
+
+def test_the_rates_are_the_best_ones_of_the_committed_table():
+    pl = pytest.importorskip("polars")
+    from muon_lab.figures.convergence import best
+
+    table = pl.read_parquet(Path(__file__).parents[2] / "experiments/convergence/table.parquet")
+    found = best(table.with_columns(pl.col("outcome").cast(pl.String)).filter(problem="gpt_small"))
+    assert dict(found.select("optimizer", "lr").iter_rows()) == stability.RATES

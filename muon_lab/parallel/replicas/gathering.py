@@ -11,9 +11,6 @@ from muon_lab.parallel.collectives import Collectives, Pending
 from muon_lab.parallel.replicas import packing
 from muon_lab.parallel.replicas.buckets import Bucket
 
-#: How owners' shares come together: as long as they are, or padded to the longest.
-GATHERS = ("exact", "padded")
-
 
 @dataclass(frozen=True)
 class _Coming:

@@ -53,11 +53,12 @@ from muon_lab.nearest import unknown
 from muon_lab.parallel.collectives import Collectives
 from muon_lab.parallel.replicas import agreement, buckets, checkpoints, ownership
 from muon_lab.parallel.replicas.agreement import Report
-from muon_lab.parallel.replicas.gathering import GATHERS, Gather
+from muon_lab.parallel.replicas.gathering import Gather
 from muon_lab.parallel.replicas.ownership import Owners
 from muon_lab.parallel.replicas.reducing import REDUCTIONS, Reduction
 from muon_lab.parallel.replicas.teams import Teams
 from muon_lab.parallel.replicas.wrapping import Wrapper
+from muon_lab.parallel.traffic import GATHERS
 
 
 class LayerwiseOptimizer(Wrapper):
