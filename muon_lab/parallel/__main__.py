@@ -13,14 +13,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     present = os.environ.get("WORLD_SIZE")
     started = int(present) if present else 4
     ranks = started if options.ranks is None else options.ranks
-    from muon_lab.parallel import trial
-
     try:
+        from muon_lab import forking
+        from muon_lab.parallel import trial
+        from muon_lab.parallel.worlds import forked
+
+        if options.backend != "threads" and not present:
+            forking.server(forked.PRELOAD, shielded=True)
         tried = trial.Trial(options.rows, options.cols, options.dim, options.schedule, options.steps, options.repeats)
         found = trial.run(tried, ranks, options.backend)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     if os.environ.get("RANK", "0") != "0":
         return 0
     shape = f"{tried.rows}×{tried.cols} float32, {('rows', 'columns')[tried.dim]} over {ranks} ranks"

@@ -14,6 +14,7 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future
 from multiprocessing.connection import wait as wait_for_any
 from typing import Any
 
+from muon_lab import forking
 from muon_lab.studies.running import run_case, threads
 
 __all__ = ["BrokenExecutor", "Serial", "cluster", "cores", "local", "provenance_here", "run_case", "stream", "threads"]
@@ -61,18 +62,22 @@ class Serial(Executor):
         return future
 
 
+class Workers(ProcessPoolExecutor):
+    """A pool whose workers are started whole: an interrupt would leave one behind that nobody knows of."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Queue a call and return its future; Ctrl-C comes through when the worker that may have started is there."""
+        with forking.uninterrupted():
+            return super().submit(fn, *args, **kwargs)
+
+
 @contextlib.contextmanager
 def local(jobs: int) -> Iterator[Executor]:
     """Run in this process if one job is asked for, else in so many workers, which end with this process."""
     if jobs == 1:
         yield Serial()
         return
-    if "forkserver" in multiprocessing.get_all_start_methods():
-        context: Any = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(list(PRELOAD))
-    else:  # Windows
-        context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start_worker)
+    pool = Workers(jobs, mp_context=_context(), initializer=_start_worker)
     try:
         yield pool
     except BaseException:  # a case may run for hours: end it now, the log has all that finished
@@ -81,6 +86,12 @@ def local(jobs: int) -> Iterator[Executor]:
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _context() -> Any:
+    if "forkserver" in multiprocessing.get_all_start_methods():
+        return forking.server(PRELOAD, shielded=True)
+    return multiprocessing.get_context("spawn")  # Windows
 
 
 @contextlib.contextmanager

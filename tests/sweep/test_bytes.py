@@ -110,6 +110,21 @@ def test_ctrl_c_says_how_to_resume_and_leaves_no_process(whole, tmp_path, jobs):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("started", "after"), [(2, 0.1), (3, 0.1), (3, 0.5), (4, 0.0), (5, 0.01)])
+def test_ctrl_c_while_workers_start_leaves_no_traceback(tmp_path, started, after):
+    """The processes are the command, what tracks its resources, the server that forks, and two workers."""
+    process = start(tmp_path, "--jobs", "2")
+    while sum(group == process.pid for _, group in processes()) < started and process.poll() is None:
+        time.sleep(0.001)
+    time.sleep(after)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert group_ends(process.pid)
+
+
+@pytest.mark.slow
 def test_workers_end_when_their_parent_is_killed(tmp_path):
     process = start(tmp_path, "--jobs", "2")
     wait_for_lines(tmp_path, process, 3)

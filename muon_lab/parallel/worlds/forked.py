@@ -20,6 +20,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
+from muon_lab import forking
 from muon_lab.parallel.calls import named
 from muon_lab.parallel.journal import Board, Standing, standstill, uneven
 from muon_lab.parallel.worlds import by_value, worker
@@ -65,16 +66,14 @@ class World:
     def __init__(self, backend: str, ranks: int) -> None:
         self.backend, self.ranks = backend, ranks
         self._runs = 0
-        self._end = Finalize(
-            None, self.close, exitpriority=1
-        )  # before multiprocessing ends what is left, and no folder
-        self._folder = tempfile.TemporaryDirectory(prefix="muon_lab-", ignore_cleanup_errors=True)
-        self._home = Path(self._folder.name)
-        self._board = Board(self._home / "board", ranks)
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(list(PRELOAD))
+        with forking.uninterrupted():  # what is to be closed at exit is there whole
+            self._folder = tempfile.TemporaryDirectory(prefix="muon_lab-", ignore_cleanup_errors=True)
+            self._home = Path(self._folder.name)
+            self._board = Board(self._home / "board", ranks)
+            self._end = Finalize(None, self.close, exitpriority=1)  # before multiprocessing ends what is left
+        context = forking.server(PRELOAD)
         try:
             for rank in range(ranks):
                 ours, theirs = context.Pipe()
@@ -82,7 +81,8 @@ class World:
                 process = context.Process(target=worker.serve, args=arguments, daemon=True, name=f"rank {rank}")
                 self._pipes.append(ours)
                 self._processes.append(process)
-                process.start()
+                with forking.uninterrupted():
+                    process.start()
                 theirs.close()
             self._await_start()
         except BaseException:

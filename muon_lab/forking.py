@@ -1,0 +1,73 @@
+"""Processes that are forked by a server, and what Ctrl-C does meanwhile.
+
+A terminal sends Ctrl-C to all processes of a command. The one that began them must live to end the others; one that is
+still starting would print a traceback; and one that is interrupted while it starts another leaves an orphan behind.
+"""
+
+import contextlib
+import multiprocessing
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from multiprocessing import forkserver, resource_tracker
+from typing import Any
+
+
+def server(preload: Sequence[str], shielded: bool = False) -> Any:
+    """Return the context of processes that are forked by a server with these modules loaded.
+
+    Parameters
+    ----------
+    preload : sequence of str
+        Modules that the server imports when it starts. `multiprocessing` keeps one server a process: if it runs, it
+        stays what it is.
+    shielded : bool
+        Whether to start it now, and so that Ctrl-C reaches none of the processes that it ever forks. For a command
+        that owns all its processes; a library has no say in those of its caller.
+
+    Returns
+    -------
+    multiprocessing context
+        Whose `Process` starts in milliseconds.
+
+    Examples
+    --------
+    >>> server(["numpy"]).get_start_method()
+    'forkserver'
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(preload))
+    if shielded:
+        resource_tracker.ensure_running()  # it unblocks the signal when it starts, so it comes first
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return context
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold back Ctrl-C and a request to end until the block is through.
+
+    Examples
+    --------
+    >>> with contextlib.suppress(KeyboardInterrupt), uninterrupted():
+    ...     signal.raise_signal(signal.SIGINT)
+    ...     print("through")
+    through
+    """
+    if threading.current_thread() is not threading.main_thread():  # no other one is ever interrupted
+        yield
+        return
+    came = list[int]()
+    held = (signal.SIGINT, signal.SIGTERM)
+    before = {each: signal.signal(each, lambda number, frame: came.append(number)) for each in held}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        for number in came[:1]:
+            signal.raise_signal(number)
