@@ -7,23 +7,24 @@ still starting would print a traceback; and one that is interrupted while it sta
 import contextlib
 import multiprocessing
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
 
-def server(preload: Sequence[str], shielded: bool = False) -> Any:
+def server(preload: Sequence[str]) -> Any:
     """Return the context of processes that are forked by a server with these modules loaded.
+
+    In a command of the lab (`python -m muon_lab.sweep`), which owns all its processes, the server starts now, and so
+    that Ctrl-C reaches none of the processes that it ever forks. Elsewhere it starts with its first process, and as
+    `multiprocessing` has it: the lab has no say in the processes of its caller, who shares the server.
 
     Parameters
     ----------
     preload : sequence of str
-        Modules that the server imports when it starts. `multiprocessing` keeps one server a process: if it runs, it
-        stays what it is.
-    shielded : bool
-        Whether to start it now, and so that Ctrl-C reaches none of the processes that it ever forks. For a command
-        that owns all its processes; a library has no say in those of its caller.
+        Modules that the server imports when it starts. There is one server a process: if it runs, it stays what it is.
 
     Returns
     -------
@@ -37,7 +38,7 @@ def server(preload: Sequence[str], shielded: bool = False) -> Any:
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(preload))
-    if shielded:
+    if _own_command():
         resource_tracker.ensure_running()  # it unblocks the signal when it starts, so it comes first
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
@@ -45,6 +46,12 @@ def server(preload: Sequence[str], shielded: bool = False) -> Any:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return context
+
+
+def _own_command() -> bool:
+    """Return whether this process was started as a command of the lab."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return spec is not None and spec.name.partition(".")[0] == __package__
 
 
 @contextlib.contextmanager

@@ -14,12 +14,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started = int(present) if present else 4
     ranks = started if options.ranks is None else options.ranks
     try:
-        from muon_lab import forking
         from muon_lab.parallel import trial
-        from muon_lab.parallel.worlds import forked
 
-        if options.backend != "threads" and not present:
-            forking.server(forked.PRELOAD, shielded=True)
         tried = trial.Trial(options.rows, options.cols, options.dim, options.schedule, options.steps, options.repeats)
         found = trial.run(tried, ranks, options.backend)
     except ValueError as error:

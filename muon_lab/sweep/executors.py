@@ -90,7 +90,7 @@ def local(jobs: int) -> Iterator[Executor]:
 
 def _context() -> Any:
     if "forkserver" in multiprocessing.get_all_start_methods():
-        return forking.server(PRELOAD, shielded=True)
+        return forking.server(PRELOAD)
     return multiprocessing.get_context("spawn")  # Windows
 
 

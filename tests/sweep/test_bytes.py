@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import polars as pl
 import pytest
 
 from muon_lab import studies
-from muon_lab.sweep import tables
+from muon_lab.sweep import executors, tables
 
 COMMAND = (
     *("blockwise", "--source", "gaussian", "geometric(100)", "--rows", "48", "--cols", "96", "--seed", *"01234"),
@@ -166,3 +167,12 @@ def test_provenance_is_inside_and_names_no_place(sweep, small, tmp_path):
     table = pl.read_parquet(path)
     assert "seconds" not in table.columns
     assert table.columns[:2] == ["study", "key"]
+
+
+@pytest.mark.world
+def test_a_library_leaves_ctrl_c_to_the_processes_of_its_caller():
+    """The server that forks is shared with them, and only a command of the lab may have it shielded."""
+    with executors.local(2) as pool:
+        pool.submit(os.getpid).result()
+    with multiprocessing.get_context("forkserver").Pool(1) as theirs:
+        assert signal.SIGINT not in theirs.apply(signal.pthread_sigmask, (signal.SIG_BLOCK, []))
