@@ -41,6 +41,7 @@ from muon_lab.arithmetic.formats import E8M0, FP32, BlockFormat, Format
 from muon_lab.arithmetic.kernels import Kernel
 from muon_lab.arithmetic.rounding import DOUBLE, SINGLE, carrier, code_dtype, decoder, encode
 from muon_lab.arithmetic.scratch import Scratch
+from muon_lab.compiling import as_written
 from muon_lab.nearest import unknown
 
 #: How an element is rounded.
@@ -101,6 +102,7 @@ class Quantized:
         per_block = -(-self.scale_bytes.numel() * self.format.scale.bits // 8)
         return elements + per_block + 4 * self.format.global_scale
 
+    @as_written
     def dequantize(self) -> Float[Tensor, "..."]:
         """Return the values, decoded from codes and scales.
 
@@ -128,6 +130,7 @@ class Quantized:
         return values
 
 
+@as_written
 def quantize(
     x: Shaped[Tensor, "..."],
     format: str | Format | BlockFormat,
@@ -201,6 +204,7 @@ def quantize(
     return Quantized(record, codes, layout.spread(scale_codes, x), factor, axis, tile, carrier(x).dtype)
 
 
+@as_written
 def roundtrip(
     x: Shaped[Tensor, "..."],
     format: str | Format | BlockFormat,
@@ -244,6 +248,7 @@ def roundtrip(
     return _write(x, record, scale_mode, generator, layout, Scratch(), values)
 
 
+@as_written
 def operand(
     x: Float[Tensor, "..."], record: Format | BlockFormat, scale_mode: str, axis: int, scratch: Scratch, purpose: str
 ) -> Float[Tensor, "..."]:
@@ -257,6 +262,7 @@ def operand(
     return _write(x, record, scale_mode, None, layout, scratch, values)
 
 
+@as_written
 def result(x: Float[Tensor, "..."], record: Format, scratch: Scratch) -> Float[Tensor, "..."]:
     """Return the values of ``roundtrip`` in the memory of x itself, if that is one run, else in new memory.
 

@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from muon_lab.compiling import as_written
+
 #: The largest power of two, and the smallest, by which scaling is exact: both are normal numbers of the dtype.
 EXACT_EXPONENT = {torch.float32: 126, torch.float64: 1022}
 
@@ -158,6 +160,8 @@ def mirrored(A: Float[Tensor, "*batch m m"]) -> Float[Tensor, "*batch m m"]:
     return A.tril() + A.tril(-1).mT
 
 
+@as_written
+@as_written
 def unit(X: Float[Tensor, "*batch m n"], norm: Float[Tensor, "*batch 1 1"]) -> Float[Tensor, "*batch m n"]:
     r"""Return a new matrix :math:`X / \|X\|` in at least float32; zero stays zero.
 
@@ -189,6 +193,8 @@ def largest(X: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch 1 1"]:
     return torch.maximum(X.amax(dim=(-2, -1), keepdim=True), -X.amin(dim=(-2, -1), keepdim=True))
 
 
+@as_written
+@as_written
 def power_of_two(size: Float[Tensor, "*batch 1 1"], limit: int) -> Float[Tensor, "*batch 1 1"]:
     r"""Return the power of two (float64, within 2^±limit) that brings a size near 1.
 
@@ -202,6 +208,8 @@ def power_of_two(size: Float[Tensor, "*batch 1 1"], limit: int) -> Float[Tensor,
     return two_to(-exponent.clamp(-limit, limit))
 
 
+@as_written
+@as_written
 def two_to(exponent: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Return powers of two in float64 from the bits of a double: ``exp2`` and ``ldexp`` are not exact everywhere.
 

@@ -20,6 +20,7 @@ from muon_lab.arithmetic.formats import FP32, BlockFormat, Format
 from muon_lab.arithmetic.microscaling import DTYPES, operand, plain, result, roundtrip
 from muon_lab.arithmetic.policy import Exact, mirrored, two_to
 from muon_lab.arithmetic.scratch import Scratch
+from muon_lab.compiling import as_written
 
 #: Significant bits of float32.
 SIGNIFICANT = 24
@@ -106,6 +107,7 @@ class TensorCore:
                 f"bits and group of a tensor core must be integers of at least 1, not {self.bits!r} and {self.group!r}"
             )
 
+    @as_written
     def product(self, A: Float[Tensor, "*batch m k"], B: Float[Tensor, "*batch k n"]) -> Float[Tensor, "*batch m n"]:
         """Return A B in the dtype of A."""
         total = torch.zeros(*A.shape[:-1], B.shape[-1], dtype=torch.float64, device=A.device)
@@ -180,6 +182,7 @@ class Rounded:
         """Return the Frobenius norm of each matrix in float64: a matrix is normalised before it is rounded."""
         return Exact().norm(X.detach())
 
+    @as_written
     def store(self, X: Float[Tensor, "*batch m n"], dtype: torch.dtype) -> Float[Tensor, "*batch m n"]:
         """Round to the format of results; the tensor itself stays in float32, or in float64 for float64 data."""
         X = _matrix(X)
@@ -205,17 +208,20 @@ class Rounded:
             return self.accumulator
         return Wide(torch.float64 if self._element.mantissa_bits > FP32.mantissa_bits else torch.float32)
 
+    @as_written
     def gram(self, X: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch m m"]:
         """Return X Xᵀ."""
         Q = self._operand(X, -1, "left")
         return self._result(self.summed.product(Q, Q.mT))
 
+    @as_written
     def square(
         self, A: Float[Tensor, "*batch m m"], *, alpha: float = 1.0, beta: float = 0.0
     ) -> Float[Tensor, "*batch m m"]:
         """Return alpha·A² + beta·A for a symmetric A."""
         return self.matmul(A, A, alpha=alpha, beta=beta, C=A)
 
+    @as_written
     def commuting(
         self,
         A: Float[Tensor, "*batch m m"],
@@ -228,6 +234,7 @@ class Rounded:
         """Return alpha·A B + beta·C for symmetric A, B, C where A B = B A: the lower triangle, mirrored."""
         return mirrored(self.matmul(A, B, alpha=alpha, beta=beta, C=C))
 
+    @as_written
     def matmul(
         self,
         A: Float[Tensor, "*batch m k"],

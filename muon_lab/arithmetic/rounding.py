@@ -28,6 +28,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from muon_lab.arithmetic.formats import FP32, FP64, Format
+from muon_lab.compiling import as_written
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ def largest_exponent(format: Format, carrier: Carrier) -> int:
     return carrier.format.emax - (carrier.format.mantissa_bits - format.mantissa_bits)
 
 
+@as_written
 def nearest(
     v: Float[Tensor, "..."],
     floor: int | Int[Tensor, "..."],
@@ -119,6 +121,7 @@ def nearest(
     out.sub_(work, alpha=magic)
 
 
+@as_written
 def stochastic(
     v: Float[Tensor, "..."],
     floor: int | Int[Tensor, "..."],
@@ -154,6 +157,7 @@ def stochastic(
     torch.mul(whole.add_(chance >= 1 - steps.sub_(whole)), work, out=out)
 
 
+@as_written
 def encode(values: Float[Tensor, "..."], format: Format) -> Int[Tensor, "..."] | UInt8[Tensor, "..."]:
     r"""Return the codes of numbers that the format represents. NaN becomes a NaN, or the largest number without one.
 
@@ -185,6 +189,7 @@ def encode(values: Float[Tensor, "..."], format: Format) -> Int[Tensor, "..."] |
     return codes.to(code_dtype(format))
 
 
+@as_written
 def decode(
     codes: Int[Tensor, "..."] | UInt8[Tensor, "..."], format: Format, holder: Carrier = DOUBLE
 ) -> Float[Tensor, "..."]:

@@ -27,6 +27,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from muon_lab.compiling import as_written
 from muon_lab.optim.matrices import View, check_parameter
 from muon_lab.optim.step import check_rate
 from muon_lab.polar import batches
@@ -182,9 +183,12 @@ class MatrixOptimizer(torch.optim.Optimizer):
             self.param_groups.pop()
             raise
 
+    @as_written
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a step, whole or not at all, and return what the closure returned.
+
+        It runs as written where its caller is compiled.
 
         Raises
         ------

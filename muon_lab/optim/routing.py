@@ -24,6 +24,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from muon_lab.compiling import as_written
 from muon_lab.optim.matrices import FLATTENED, View, check_parameter, fused
 from muon_lab.optim.optimizer import MatrixOptimizer, Owned, StepReport, nonfinite_gradients
 
@@ -392,6 +393,7 @@ class Joint(torch.optim.Optimizer):
         if not any(param_group is group for group in self.param_groups):
             raise ValueError(f"a group belongs to one of the optimizers {', '.join(self.optimizers)}: add it there")
 
+    @as_written
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a step of every optimizer, or of none, and return what the closure returned.

@@ -471,6 +471,39 @@ def test_s31_a_tensor_as_rate_is_the_number(make, dtype):
 
 
 @every_rule
+@pytest.mark.parametrize("tensor", [False, True])
+def test_s31_rates_compile_nothing_anew_and_a_compiled_training_step_has_the_same_bits(make, tensor):
+    """pytorch/pytorch#163093: a scheduler that writes floats had every rate compiled."""
+    from torch._dynamo.testing import CompileCounter
+
+    def trained(compiled):
+        weights = [parameter(with_singular_values(3, 4, [3, 2, 1], seed=t)) for t in range(3)]
+        o = make(weights, lr=torch.tensor(0.1) if tensor else 0.1)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(o, lambda t: 1.0 / (1 + t))
+
+        def train(X):
+            o.zero_grad()
+            (X @ weights[0].mT @ (weights[1] * weights[2])).square().sum().backward()
+            o.step()
+
+        counter, seen = CompileCounter(), []
+        call = torch.compile(train, backend=counter) if compiled else train
+        for t in range(7):
+            call(torch.randn(5, 4, generator=torch.Generator().manual_seed(t)))
+            scheduler.step()
+            seen.append(counter.frame_count)
+        return weights, seen
+
+    torch.compiler.reset()
+    eager, _ = trained(compiled=False)
+    same, graphs = trained(compiled=True)
+    torch.compiler.reset()
+    assert all(torch.equal(p, q) for p, q in zip(eager, same, strict=True))
+    assert graphs[0] > 0
+    assert graphs[2:] == graphs[2:3] * 5, f"new graphs after the second step: {graphs}"
+
+
+@every_rule
 @pytest.mark.parametrize("adapt", [None, "adamuon", "normuon", "namo"])
 def test_s31_a_rate_of_zero_moves_the_state_alone(make, adapt):
     settings = {} if make is optim.MOP or adapt is None else {"adapt": adapt}

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from muon_lab.compiling import as_written
 from muon_lab.parallel.calls import named
 from muon_lab.parallel.collectives import Collectives
 from muon_lab.parallel.replicas import agreement
@@ -79,6 +80,7 @@ class Wrapper(torch.optim.Optimizer):
                 "agreed on its parameters"
             )
 
+    @as_written
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a step with the mean of all ranks' gradients, on every rank or on none, and return the closure's value.
