@@ -245,6 +245,7 @@ class Rounded:
         C: Float[Tensor, "*batch m n"] | None = None,
     ) -> Float[Tensor, "*batch m n"]:
         """Return alpha·A B + beta·C, the sum rounded once."""
+        _require_one_precision(A, B, C)
         left = self._operand(A, -1, "left")
         same = A is B and isinstance(self._record, Format)
         X = self.summed.product(left, left if same else self._operand(B, -2, "right"))
@@ -282,6 +283,13 @@ def _matrix(X: Tensor) -> Tensor:
             f"a matrix must have at least 2 axes and be float64, float32, bfloat16 or float16, but this one is {given}"
         )
     return plain(X)
+
+
+def _require_one_precision(*operands: Tensor | None) -> None:
+    """Raise ``ValueError`` if some operands are float64 and some are not: results have the precision of operands."""
+    dtypes = [str(X.dtype) for X in operands if isinstance(X, Tensor)]
+    if 0 < dtypes.count("torch.float64") < len(dtypes):
+        raise ValueError(f"operands of a product must all be float64 or none of them, but these are {', '.join(dtypes)}")
 
 
 def _truncated_to_float32(X: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
