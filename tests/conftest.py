@@ -4,10 +4,14 @@ One thread a process: small products wait longer for each other than they comput
 """
 
 import os
+import signal
 from importlib.util import find_spec
 
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as for jobs in the background, and what tests start inherits it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import hypothesis
 import numpy as np

@@ -289,7 +289,7 @@ def _require_one_precision(*operands: Tensor | None) -> None:
     """Raise ``ValueError`` if some operands are float64 and some are not: results have the precision of operands."""
     dtypes = [str(X.dtype) for X in operands if isinstance(X, Tensor)]
     if 0 < dtypes.count("torch.float64") < len(dtypes):
-        raise ValueError(f"operands of a product must all be float64 or none of them, but these are {', '.join(dtypes)}")
+        raise ValueError(f"operands of a product must all be float64 or none, but these are {', '.join(dtypes)}")
 
 
 def _truncated_to_float32(X: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -412,6 +412,6 @@ def test_what_is_no_matrix_is_refused(name, bad, given):
 def test_operands_of_two_precisions_are_refused(name, odd):
     """Silently, the first one would have decided; bfloat16 and float32 are the same number to a product."""
     operands = [torch.ones(4, 4, dtype=torch.float64 if i == odd else torch.float32) for i in range(3)]
-    with pytest.raises(ValueError, match="all be float64 or none of them, but these are .*torch.float64"):
+    with pytest.raises(ValueError, match=r"all be float64 or none, but these are .*torch\.float64"):
         Rounded(name).matmul(*operands[:2], C=operands[2])
     assert torch.equal(Rounded(name).matmul(torch.ones(4, 4).bfloat16(), torch.ones(4, 4)), torch.full((4, 4), 4.0))
