@@ -23,7 +23,7 @@ from muon_lab.parallel.sharded import Sharded
 from muon_lab.parallel.worlds import RankRaised
 
 SCHEDULE = polar.schedules.get("polar_express", 5)
-RANKS = (1, 2, 3, 4, 8)
+RANKS = (1, 2, 3, 4, 5, 8)
 #: Tall and wide, so that both axes are once the long one; square; a batch of experts; a part too short for some ranks.
 SHAPES = [(24, 10), (10, 24), (9, 9), (2, 12, 5), (2, 3, 5, 12), (3, 17)]
 
@@ -567,8 +567,9 @@ def every_layout(world):
 
 
 @pytest.mark.world
-def test_processes_give_the_bits_the_calls_and_the_bytes_of_threads():
-    for threads, gloo in zip(worlds.run(every_layout, 2), worlds.run(every_layout, 2, "gloo"), strict=True):
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_processes_give_the_bits_the_calls_and_the_bytes_of_threads(ranks):
+    for threads, gloo in zip(worlds.run(every_layout, ranks), worlds.run(every_layout, ranks, "gloo"), strict=True):
         for one, other in zip(threads, gloo, strict=True):
             assert torch.equal(one[0], other[0])
             assert one[1:] == other[1:]
