@@ -1,4 +1,6 @@
-"""Strictness for every test: shapes are checked at run time, and global random generators must not move.
+"""Strictness for every test: global random generators must not move, and shapes are checked at run time.
+
+The long tail is without the checks of shapes, which cost two thirds of the time where calls are many and small.
 
 One thread a process: small products wait longer for each other than they compute, and two processes fill two cores.
 """
@@ -24,6 +26,17 @@ if find_spec("beartype"):  # absent on a bare GPU machine
 
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, max_examples=25, database=None)
 hypothesis.settings.load_profile("ci")
+
+
+@pytest.fixture(autouse=True)
+def no_shapes_in_the_long_tail(request):
+    """Leave the checks of shapes out of slow tests."""
+    import jaxtyping
+
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", before or request.node.get_closest_marker("slow") is not None)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", before)
 
 
 @pytest.fixture(autouse=True)
