@@ -26,6 +26,9 @@ EXACT = {
     "blockwise": ["bound", "correction", "nuclear_ratio"],
 }
 
+#: A published schedule and a tuned one that never escape.
+DESIGNS = ("mxfp8_graded", "taylor")
+
 
 @pytest.fixture(params=FOLDERS, ids=lambda path: path.name)
 def folder(request):
@@ -73,7 +76,8 @@ def test_a_few_cases_measured_again_give_the_same_numbers(folder):
         cases = [(key, case) for key, case in cases if case["what"] in ("gradient", "polar")]
     if study.name == "designs":  # the contracting steps forget a quantum, to a twentieth of their error
         tolerance = 5e-2
-        cases = [(key, case) for key, case in cases if case["method"] == "taylor" and case["steps"] == 8]
+        contracting = [(key, case) for key, case in cases if case["method"] in DESIGNS and case["steps"] == 8]
+        cases = sorted(contracting, key=lambda found: found[1]["method"])  # so that some of each are among the few
     if study.name == "preconditioner":  # rows that rounding decides differ between processors by all they have
         tolerance = 1e-2
         decided = set(table.filter(pl.col("disagreement") <= 1e-4)["key"])
