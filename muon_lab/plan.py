@@ -1,10 +1,12 @@
 """``python -m muon_lab.plan``: which layout for which layer of my model on my cluster, who owns what, what it costs."""
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import takewhile
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from muon_lab.nearest import nearest
 from muon_lab.parallel.grid import Grid
 from muon_lab.sweep.arguments import Help, with_tyro
 
-OK, BAD_ARGUMENTS = 0, 2
+OK, BAD_ARGUMENTS, INTERRUPTED = 0, 2, 130
 
 #: Ranks of the largest grid that is planned.
 MOST = 2**17
@@ -46,7 +48,7 @@ class Options:
     pp: int = 1
     """Pipeline stages."""
     ep: int = 1
-    """Expert-parallel ranks, which must divide dp and the number of experts."""
+    """Expert-parallel ranks, which must divide dp·tp (dp, if experts are cut too) and the number of experts."""
     expert_tp: int = 1
     """Tensor-parallel ranks of experts: 1 or tp."""
     qkv: str = "stored"
@@ -92,23 +94,35 @@ class Options:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line; return its exit status: 0 all well, 2 bad arguments."""
+    """Run a command line; return its exit status: 0 all well, 2 bad arguments, 130 interrupted."""
     try:
-        options = read(list(sys.argv[1:] if argv is None else argv))
-        if options.list:
-            print(listing())
-            return OK
-        found = planned(options)
-        pictures = drawn(found.row(), options.figure) if options.figure else []
-    except Help:
-        return OK
+        _answer(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("muon_lab.plan: interrupted", file=sys.stderr)
+        return INTERRUPTED
     except ValueError as error:
         print(f"muon_lab.plan: {error}", file=sys.stderr)
         return BAD_ARGUMENTS
+    except BrokenPipeError:  # a reader such as `head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return OK
+
+
+def _answer(given: list[str]) -> None:
+    """Print what a command line asks for."""
+    try:
+        options = read(given)
+    except Help:
+        return
+    if options.list:
+        print(listing())
+        return
+    found = planned(options)
+    pictures = drawn(found.row(), options.figure) if options.figure else []
     print(json.dumps(found.row(), allow_nan=False) if options.json else text(found))
     if pictures and not options.json:
         print(f"\nLook at {', '.join(map(str, pictures))}")
-    return OK
 
 
 def read(given: list[str]) -> Options:
@@ -126,6 +140,8 @@ def read(given: list[str]) -> Options:
         raise ValueError(f"{given[0]!r} is no option: did you mean --{nearest(given[0], known)}?")
     for place, word in enumerate(given):
         if not word.startswith("--"):
+            if word[:1] == "-" and word[1:2].isalpha() and word != "-h":
+                raise ValueError(f"there is no option {word}: did you mean --{nearest(word[1:], known)}?")
             continue
         name, equals, value = word[2:].partition("=")
         name = name.replace("_", "-")
@@ -147,9 +163,11 @@ def _fitting(name: str, values: Sequence[str], kind: object) -> None:
     for number, told in ((int, "a whole number"), (float, "a number")):
         if kind is number:
             try:
-                number(values[0])
-            except ValueError as error:
-                raise ValueError(f"--{name} takes {told}, not {values[0]!r}") from error
+                fits = isfinite(number(values[0]))
+            except ValueError:
+                fits = False
+            if not fits:
+                raise ValueError(f"--{name} takes {told}, not {values[0]!r}")
 
 
 def planned(options: Options) -> Plan:
@@ -160,6 +178,9 @@ def planned(options: Options) -> Plan:
     ValueError
         If a name is unknown, a file cannot be read, or numbers do not fit.
     """
+    for name in ("tflops", "tokens", "step_ms", "cap"):
+        if getattr(options, name) < 0:
+            raise ValueError(f"--{name.replace('_', '-')} must be positive, not {getattr(options, name)}")
     model = own.read(options.model, qkv=options.qkv, gate_up=options.gate_up)
     if not 0 <= options.active <= model.parameters / 1e9:
         raise ValueError(
@@ -183,7 +204,16 @@ def planned(options: Options) -> Plan:
         options.cap or None,
         None if options.product_us == -1.0 else options.product_us / 1e6,
     )
-    return plan(model, named(options.cluster), grid(options), setting, expert_tp=options.expert_tp)
+    return plan(model, named(options.cluster), _fitted(model, options), setting, expert_tp=options.expert_tp)
+
+
+def _fitted(model: inventory.Model, options: Options) -> Grid:
+    """Return the grid of a command line, after a look at whether the model can be cut so on the GPUs that there are."""
+    ranks = grid(replace(options, ep=1))
+    if options.expert_tp in (1, options.tp):
+        inventory.check_tp(model, options.tp, options.expert_tp, options.gpus // options.pp)
+        inventory.check_ep(model, options.ep, ranks.dp * ranks.tp, options.expert_tp)
+    return grid(options)
 
 
 def grid(options: Options) -> Grid:
@@ -242,6 +272,7 @@ def text(found: Plan) -> str:
         f"{grid.size} ranks of {found.cluster.name} (pp {grid.pp}, dp {grid.dp}, tp {grid.tp}, ep {grid.ep})"
     )
     rows = [("layer", "shape", "count", "a rank", "layout", "MB", "Gflop", "ms", "GB", "others, ms")]
+    marks = _marks(found)
     for layer in found.layers:
         chosen = layer.chosen
         rows.append(
@@ -255,10 +286,28 @@ def text(found: Plan) -> str:
                 f"{chosen.flops / 1e9:.4g}",
                 f"{1e3 * chosen.seconds:.3g}",
                 f"{chosen.memory / 1e9:.3g}",
-                "  ".join(f"{_named(other)} {1e3 * other.seconds:.3g}" for other in layer.others),
+                "  ".join(_other(other, marks) for other in layer.others),
             )
         )
-    return "\n".join([head, "", *_aligned(rows), "", *_summed(found), "", "Assumed:", *_lines(found.assumptions)])
+    why = [f"{mark} not chosen: {reason}" for reason, mark in marks.items()]
+    table = [*_aligned(rows), *why]
+    return "\n".join([head, "", *table, "", *_summed(found), "", "Assumed:", *_lines(found.assumptions)])
+
+
+#: Marks of reasons, in the order in which they are met.
+MARKS = "*†‡§¶"
+
+
+def _marks(found: Plan) -> dict[str, str]:
+    """Return a mark for each reason why a layout is shown and not chosen."""
+    reasons = dict.fromkeys(other.reason for layer in found.layers for other in layer.others if other.reason)
+    return dict(zip(reasons, MARKS, strict=False))
+
+
+def _other(choice: Choice, marks: Mapping[str, str]) -> str:
+    """Return a layout that was not chosen: its time, a dash where no rate is known, and the mark of the reason."""
+    time = f"{1e3 * choice.seconds:.3g}" if isfinite(choice.seconds) else "–"
+    return f"{_named(choice)} {time}{marks.get(choice.reason, '')}"
 
 
 def _named(choice: Choice) -> str:

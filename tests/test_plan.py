@@ -110,8 +110,15 @@ def test_a_cap_bounds_what_an_owner_holds():
     assert spread(free.entries) > 1.3 >= spread(capped.entries)
     assert capped.makespan >= free.makespan
     assert capped.whole is None  # one giant alone is more than that
-    with pytest.raises(ValueError, match="no rank has room"):
-        plan("kimi-k2", "gb300-nvl72", grid, Setting(cap=1.3, owners="whole"))
+
+
+def test_a_cap_without_room_names_the_matrix_and_the_smallest_cap_that_has():
+    """One giant of 80 entries, four replicas and a mean of 30: 2.67 times the mean is the least."""
+    kinds = [Kind("giant", 1, 80, lambda team: 8.0 / team), Kind("small", 4, 10, lambda team: 1.0 / team)]
+    told = r"cap is 1\.3 times the mean of 30 entries, .* another 'giant' of 80, but a cap of 2\.67 leaves room for all"
+    with pytest.raises(ValueError, match=told):
+        dealt(kinds, 4, policy="whole", cap=1.3)
+    assert dealt(kinds, 4, policy="whole", cap=2.67).entries == (80, 20, 10, 10)
 
 
 def test_blocks_of_replicas_keep_a_long_search_short():
@@ -260,7 +267,10 @@ def test_planning_is_quick(line, limit):
         ("--cluster gb200", "did you mean 'gb300-nvl72'"),
         ("--gpus 256 --pp 4 --dp 32", "pp·dp·tp = 4·32·1 = 128 is not 256 GPUs, but dp=64 would be"),
         ("--gpus 10 --pp 4", "pp·tp = 4·1 = 4 does not divide 10 GPUs, but 8 GPUs would do"),
-        ("--gpus 8 --ep 3", "ep of a grid must divide dp=8, but is 3"),
+        ("--gpus 8 --ep 3", "ep=3 does not divide the 128 experts"),
+        ("--gpus 8 --ep 16", "ep=16 does not divide dp·tp=8, among which experts are spread, but ep=8 does"),
+        ("--gpus 8 --tp 8 --ep 8 --expert-tp 8", "ep=8 does not divide dp=1"),
+        ("--model llama-3-8b --gpus 14 --tp 7", "but tp=2 divides all that is cut"),
         ("--model kimi-k2 --gpus 5 --ep 5", "ep=5 does not divide the 384 experts"),
         ("--model llama-3-8b --tp 3", "tp=3 does not divide"),
         ("--model gpt2 --pp 13", "pp=13 stages need a block each, but the model has 12"),
@@ -268,7 +278,12 @@ def test_planning_is_quick(line, limit):
         ("--modle kimi-k2", "did you mean --model?"),
         ("--kernel syrkk", "did you mean 'syrk'"),
         ("--weight bf16", "did you mean 'bfloat16'"),
-        ("--cluster pcie5", "has no rate of products"),
+        ("--cluster pcie5", "has no rate of products: give one, --tflops on the command line, 'tflops' in a cluster's"),
+        ("--model kimi-k2 --qkv fused", "qkv is 'fused', but kimi-k2 has no queries, keys and values"),
+        ("-x 3", "there is no option -x: did you mean --"),
+        ("--tflops nan", "--tflops takes a number, not 'nan'"),
+        ("--step-ms nan", "--step-ms takes a number, not 'nan'"),
+        ("--step-ms -3", "--step-ms must be positive, not -3.0"),
         ("--model nothing.toml", "there is no file 'nothing.toml'"),
         ("--cluster nothing.toml", "there is no file 'nothing.toml'"),
         ("--gpus eight", "--gpus takes a whole number, not 'eight'"),
@@ -276,7 +291,7 @@ def test_planning_is_quick(line, limit):
         ("--json yes", "--json takes no value, but got 'yes'"),
         ("--model", "--model needs a value"),
         ("--steps 0", "steps must be positive, not 0"),
-        ("--tflops inf", "rate must be positive, not inf"),
+        ("--tflops inf", "--tflops takes a number, not 'inf'"),
         ("--gpus 1000000000", "1000000000 GPUs are too many to plan for, 131072 are the most"),
         ("--owners hybird", "did you mean 'hybrid'"),
         ("--cap 0.5", "cap must be at least 1 times the mean, not 0.5"),
@@ -291,6 +306,26 @@ def test_what_does_not_fit_ends_with_2_and_one_sentence(line, message, capsys):
     assert (status, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_an_interruption_is_one_sentence(capsys, monkeypatch):
+    def interrupted(options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "planned", interrupted)
+    assert run("--model gpt2", capsys) == (130, "", "muon_lab.plan: interrupted\n")
+
+
+@pytest.mark.parametrize("words", ["--model gpt2", "--help", "--list"])
+def test_a_reader_that_has_seen_enough_is_no_error(words):
+    """Python ends with 120 and a complaint if what is left cannot be written."""
+    answer = subprocess.Popen(
+        [sys.executable, "-m", "muon_lab.plan", *words.split()], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    answer.stdout.close()
+    said = answer.stderr.read()
+    answer.stderr.close()
+    assert (answer.wait(), said) == (0, b"")
 
 
 def test_malformed_files_end_with_2(tmp_path, capsys):
@@ -342,3 +377,65 @@ def test_every_reason_belongs_to_a_layout_that_is_shown():
     found = plan("llama-3-8b", "h200-nvlink", Grid(dp=2, tp=4))
     shown = {other.layout for layer in found.layers for other in layer.others if other.reason}
     assert shown == set(REASONS)
+
+
+def test_what_is_quicker_and_not_chosen_is_marked_and_the_reason_told_once(capsys):
+    out = run("--model llama-3-8b --tp 8 --gpus 8", capsys)[1]
+    (row,) = [line for line in out.splitlines() if line.startswith("attn.q ")]
+    assert "blockwise 6.09*" in row
+    assert out.count("* not chosen: another update: each rank") == 1
+    assert all(f"not chosen: {REASONS[name]}" in out for name in REASONS)
+
+
+def test_the_gram_form_has_no_price_at_the_rate_of_another_format(capsys):
+    """Its products are float32: a dash in the table, null in JSON, nothing in the figure; float32 rates price it."""
+    line = "--model llama-3-8b --tp 8 --gpus 8"
+    assert "gram –" in run(line, capsys)[1]
+    layer = json.loads(run(f"{line} --json", capsys)[1])["layers"][0]
+    (gram,) = [other for other in layer["alternatives"] if other["layout"] == "gram"]
+    assert gram["seconds"] is gram["compute_seconds"] is None
+    assert gram["not_chosen"] == REASONS["gram"]
+    cluster, rate = preset("h200-nvlink"), 5e13
+    found = plan("llama-3-8b", cluster, Grid(tp=8), Setting(rate=rate, products="float32")).layers[0]
+    (gram,) = [one for one in (found.chosen, *found.others) if one.layout == "gram"]
+    assert gram.compute == pytest.approx(gram.flops / rate + 32 * 19 * cluster.overhead)
+    assert not gram.reason
+
+
+def test_whole_experts_go_across_tensor_parallel_ranks():
+    """Qwen3-30B-A3B on eight ranks, by hand: a tensor-parallel group of 8, and 128 experts on 8 or 4 of them."""
+    one, size = flops.newton_schulz(768, 2048, 5), 768 * 2048
+    whole, twice = (plan("qwen3-30b-a3b", "h200-nvlink", Grid(tp=8, ep=ep)) for ep in (8, 4))
+    for found, held, owned, layout in ((whole, 48 * 16, 48 * 16, "local"), (twice, 48 * 32, 48 * 16, "layerwise")):
+        (gate,) = [layer for layer in found.layers if layer.held.layer.name == "experts.gate"]
+        assert (gate.held.count, gate.held.replicas, gate.held.placement) == (held, held // owned, None)
+        assert (gate.chosen.layout, gate.chosen.flops) == (layout, owned * one)
+        assert gate.chosen.sent == (held - owned) * size * 2  # bfloat16, of two replicas each sends what it owns
+    (dense, alone), (_, shared) = whole.deals, twice.deals
+    assert (dense.owners.replicas, dense.stride) == (1, 8)
+    assert (alone.owners.replicas, alone.stride) == (1, 8)
+    assert (shared.owners.replicas, shared.stride) == (2, 4)  # ranks r and r + 4 have the same experts
+    assert Grid(tp=8, ep=4).groups("expert_dp") == ((0, 4), (1, 5), (2, 6), (3, 7))
+    assert sum(len(kinds) for kinds in shared.owners.owned) == 3 * 2
+    assert [sum(kinds) for kinds in shared.owners.owned] == [48 * 32] * 3
+
+
+def test_an_axis_of_experts_across_tensor_parallel_ranks_partitions_them():
+    for grid in (Grid(dp=2, tp=4, ep=8), Grid(dp=2, tp=4, ep=4, pp=2), Grid(dp=3, tp=4, ep=6)):
+        for axis, length in (("ep", grid.ep), ("expert_dp", grid.dp * grid.tp // grid.ep), ("tp", 4), ("dp", grid.dp)):
+            groups = grid.groups(axis)
+            assert {len(group) for group in groups} == {length}
+            assert sorted(rank for group in groups for rank in group) == list(range(grid.size))
+    with pytest.raises(ValueError, match=r"must divide dp·tp=2·4=8, but is 3, and 2 is the nearest"):
+        Grid(dp=2, tp=4, ep=3)
+
+
+def test_the_ratios_of_the_figure_have_few_powers_of_two_for_ticks():
+    from muon_lab.figures import plan as panel
+
+    row = plan("llama-3-8b", "h200-nvlink", Grid(dp=2, tp=8)).row()
+    ratios = panel.draw(row).axes[1]
+    assert [tick.get_text() for tick in ratios.get_xticklabels()] == ["0.5", "1", "2", "4", "8"]
+    assert not list(ratios.get_xticklabels(minor=True))
+    row["layers"][0]["alternatives"] += [{"layout": "blockwise", "seconds": 2.0**20 * row["layers"][0]["seconds"]}]
+    assert len(panel.draw(row).axes[1].get_xticks()) <= 6

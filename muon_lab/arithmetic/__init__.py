@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from muon_lab.arithmetic import formats
     from muon_lab.arithmetic.counted import Counted
     from muon_lab.arithmetic.microscaling import Quantized, quantize, roundtrip
-    from muon_lab.arithmetic.policy import Arithmetic, Exact, largest, unit
+    from muon_lab.arithmetic.policy import Arithmetic, Exact, check_arithmetic, largest, unit
     from muon_lab.arithmetic.rounded import Rounded, TensorCore, Wide
     from muon_lab.arithmetic.symmetric import Symmetric
 
@@ -21,6 +21,7 @@ __all__ = [
     "Symmetric",
     "TensorCore",
     "Wide",
+    "check_arithmetic",
     "formats",
     "largest",
     "quantize",
@@ -34,7 +35,7 @@ __getattr__, __dir__ = lazy.attach(
         "Counted": "counted",
         "Symmetric": "symmetric",
         **dict.fromkeys(("Quantized", "quantize", "roundtrip"), "microscaling"),
-        **dict.fromkeys(("Arithmetic", "Exact", "largest", "unit"), "policy"),
+        **dict.fromkeys(("Arithmetic", "Exact", "check_arithmetic", "largest", "unit"), "policy"),
         **dict.fromkeys(("Rounded", "TensorCore", "Wide"), "rounded"),
     },
 )

@@ -15,9 +15,16 @@ section 3. The facts are checked against ml_dtypes and gfloat in the tests.
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from numbers import Integral
+from typing import Literal, get_args
 
 from muon_lab.nearest import unknown
+
+Top = Literal["ieee", "nan", "finite"]
+Sign = Literal["bit", "complement", "none"]
+
+#: Fraction bits and largest exponents of float64, in which all is decided, and of float32, in which tensors are kept.
+_FRACTION, _LARGEST, _LARGEST_SINGLE = 52, 1023, 127
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,8 @@ class Format:
     Raises
     ------
     ValueError
-        If a field has too few bits, or no code is left for what conversion has to write.
+        If an argument has another type or value than these, if a field has too few bits, if no code is left for what
+        conversion has to write, or if float64 cannot hold the numbers or float32 holds none of them.
 
     Examples
     --------
@@ -58,12 +66,13 @@ class Format:
     exponent_bits: int
     mantissa_bits: int
     bias: int
-    top: Literal["ieee", "nan", "finite"]
-    sign: Literal["bit", "complement", "none"] = "bit"
+    top: Top
+    sign: Sign = "bit"
     subnormals: bool = True
     saturates: bool = True
 
     def __post_init__(self) -> None:
+        self._check_types()
         if self.exponent_bits < 1 or self.mantissa_bits < 0 or self.bias < 0:
             raise ValueError(
                 f"format {self.name!r} has {self.exponent_bits} exponent bits, {self.mantissa_bits} mantissa bits and "
@@ -73,6 +82,42 @@ class Format:
             raise ValueError(f"format {self.name!r} has Inf but no mantissa bit that could tell NaN from it")
         if self.top == "finite" and not self.saturates:
             raise ValueError(f"format {self.name!r} has neither Inf nor NaN, so it has to saturate")
+        if self.max_code < self.subnormals:
+            raise ValueError(f"format {self.name!r} has no number above zero: more bits are needed")
+        self._check_range()
+
+    def _check_types(self) -> None:
+        """Raise ``ValueError`` for an argument of another type, or a text that is no choice."""
+        if not isinstance(self.name, str):
+            raise ValueError(f"name of a format must be a text, not {self.name!r}")
+        for parameter in ("exponent_bits", "mantissa_bits", "bias"):
+            if not _is_integer(given := getattr(self, parameter)):
+                raise ValueError(f"{parameter} of format {self.name!r} must be an integer, not {given!r}")
+        for parameter, choices in (("top", get_args(Top)), ("sign", get_args(Sign)), ("subnormals", (True, False))):
+            given = getattr(self, parameter)
+            if not isinstance(given, type(choices[0])) or given not in choices:
+                needed = " or ".join(map(repr, choices))
+                raise ValueError(f"{parameter} of format {self.name!r} must be {needed}, not {given!r}")
+        if not isinstance(self.saturates, bool):
+            raise ValueError(f"saturates of format {self.name!r} must be True or False, not {self.saturates!r}")
+
+    def _check_range(self) -> None:
+        """Raise ``ValueError`` for numbers beyond float64, or which float32 tensors cannot keep."""
+        if self.mantissa_bits > _FRACTION or self.exponent_bits > 11:
+            raise ValueError(
+                f"format {self.name!r} has {self.exponent_bits} exponent bits and {self.mantissa_bits} mantissa bits: "
+                f"at most 11 and {_FRACTION}, those of float64, are possible"
+            )
+        if self.emin <= -_LARGEST or self.emax > _LARGEST:
+            raise ValueError(
+                f"format {self.name!r} with bias {self.bias} has exponents from {self.emin} to {self.emax}, beyond "
+                f"those of float64"
+            )
+        if self.emax < -_LARGEST_SINGLE or self.emin > _LARGEST_SINGLE:
+            raise ValueError(
+                f"format {self.name!r} with bias {self.bias} has exponents from {self.emin} to {self.emax}, of which "
+                f"float32 tensors hold none"
+            )
 
     @property
     def bits(self) -> int:
@@ -237,8 +282,8 @@ class BlockFormat:
     Raises
     ------
     ValueError
-        If a block has no element, a code doesn't fit in a byte, the scale has no NaN, or a global factor is asked of a
-        scale that is a power of two.
+        If an argument has another type, a block has no element, a code doesn't fit in a byte, elements have no sign,
+        the scale has no NaN, or a global factor is asked of a scale that is a power of two.
 
     Examples
     --------
@@ -253,6 +298,7 @@ class BlockFormat:
     global_scale: bool = False
 
     def __post_init__(self) -> None:
+        self._check_types()
         if self.block < 1:
             raise ValueError(f"block format {self.name!r} has {self.block} elements a block: at least 1 is needed")
         for part in (self.element, self.scale):
@@ -260,12 +306,30 @@ class BlockFormat:
                 raise ValueError(
                     f"block format {self.name!r} uses {part.name} of {part.bits} bits: at most 8 fit a code"
                 )
+        if self.element.sign == "none":
+            raise ValueError(f"block format {self.name!r} has elements of {self.element.name}, which has no sign")
         if self.scale.top == "finite":
             raise ValueError(
                 f"block format {self.name!r} has scale {self.scale.name}, which has no NaN for a bad block"
             )
         if self.global_scale and self.scale == E8M0:
             raise ValueError(f"block format {self.name!r} has a global scale, but no float scale below it")
+
+    def _check_types(self) -> None:
+        """Raise ``ValueError`` for an argument of another type."""
+        if not isinstance(self.name, str):
+            raise ValueError(f"name of a block format must be a text, not {self.name!r}")
+        if not _is_integer(self.block):
+            raise ValueError(f"block of block format {self.name!r} must be an integer, not {self.block!r}")
+        for parameter in ("element", "scale"):
+            if not isinstance(given := getattr(self, parameter), Format):
+                raise ValueError(
+                    f"{parameter} of block format {self.name!r} must be a Format, such as formats.get('e2m1'), not "
+                    f"{given!r}"
+                )
+        if not isinstance(self.global_scale, bool):
+            given = self.global_scale
+            raise ValueError(f"global_scale of block format {self.name!r} must be True or False, not {given!r}")
 
     @property
     def bits(self) -> float:
@@ -277,6 +341,10 @@ class BlockFormat:
         [8.25, 6.25, 4.25, 4.5]
         """
         return self.element.bits + self.scale.bits / self.block
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 FP64 = Format("fp64", 11, 52, bias=1023, top="ieee", saturates=False)

@@ -166,8 +166,9 @@ def quantize(
     Raises
     ------
     ValueError
-        If the tensor isn't real floating point, a name is unknown, the axis doesn't exist, the tile isn't positive, the
-        generator is missing or not needed, an argument has another type, or NaN meets a scalar format that has none.
+        If the tensor isn't dense and real floating point, a name is unknown, the axis doesn't exist, the tile isn't
+        positive, the generator is missing or not needed, an argument has another type, or NaN meets a scalar format
+        that has none.
 
     Examples
     --------
@@ -372,6 +373,8 @@ def _checked(
     if not isinstance(x, Tensor) or x.dtype not in DTYPES:
         given = x.dtype if isinstance(x, Tensor) else f"of type {type(x).__name__}"
         raise ValueError(f"the tensor to quantize is {given}: float64, float32, bfloat16 or float16 is needed")
+    if x.layout != torch.strided:
+        raise ValueError(f"the tensor to quantize is {x.layout}: a dense one is needed")
     scales.checked(mode)
     if rounding not in ROUNDINGS:
         raise unknown("rounding", rounding, ROUNDINGS)
@@ -381,7 +384,9 @@ def _checked(
         raise ValueError(f"rounding 'stochastic' needs a generator, a torch.Generator, not {generator!r}")
     if not _is_integer(axis) or not (tile is None or _is_integer(tile)):
         raise ValueError(f"axis must be an integer, and tile an integer or None, not {axis!r} and {tile!r}")
-    if not -x.ndim <= axis < x.ndim and (isinstance(record, BlockFormat) or x.ndim > 0):
+    if x.ndim == 0 and isinstance(record, BlockFormat):
+        raise ValueError(f"the tensor to quantize is a single number, without an axis for the blocks of {record.name}")
+    if not -x.ndim <= axis < x.ndim and x.ndim > 0:
         raise ValueError(f"axis {axis} of a tensor of shape {tuple(x.shape)}: {-x.ndim} to {x.ndim - 1} exist")
     if tile is not None and (tile < 1 or x.ndim < 2 or axis % x.ndim < x.ndim - 2):
         raise ValueError(

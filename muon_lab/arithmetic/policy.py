@@ -5,6 +5,7 @@ on a symmetric-product kernel. Every product may carry a fused addition, :math:`
 which is rounded once instead of three times.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -67,6 +68,49 @@ class Arithmetic(Protocol):
     ) -> Float[Tensor, "*batch m n"]:
         """Return alpha·A B + beta·C."""
         ...
+
+
+#: The methods of `Arithmetic`.
+METHODS = ("norm", "roundoff", "store", "gram", "square", "commuting", "matmul")
+
+
+def check_arithmetic(arithmetic: object, argument: str = "arithmetic") -> None:
+    """Raise ``ValueError`` for what is not an arithmetic: a text, a class instead of its value, a method missing.
+
+    Parameters
+    ----------
+    arithmetic : object
+        What was given.
+    argument : str
+        For which argument, in the words of the error.
+
+    Raises
+    ------
+    ValueError
+        If it is none, with what it lacks.
+
+    Examples
+    --------
+    >>> check_arithmetic(Exact())
+    >>> check_arithmetic("bf16")
+    Traceback (most recent call last):
+    ValueError: arithmetic must be a value such as Exact(), not the text 'bf16': did you mean Rounded('bf16')?
+    >>> check_arithmetic(Exact)
+    Traceback (most recent call last):
+    ValueError: arithmetic must be a value such as Exact(), not the class Exact: did you mean Exact(...)?
+    """
+    needed = f"{argument} must be a value such as Exact()"
+    if isinstance(arithmetic, str):
+        raise ValueError(f"{needed}, not the text {arithmetic!r}: did you mean Rounded({arithmetic!r})?")
+    if isinstance(arithmetic, type):
+        name = arithmetic.__name__
+        meant = f": did you mean {name}(...)?" if all(hasattr(arithmetic, method) for method in METHODS) else ""
+        raise ValueError(f"{needed}, not the class {name}{meant}")
+    if arithmetic is None or isinstance(arithmetic, Sequence):
+        raise ValueError(f"{needed}, not {'None' if arithmetic is None else f'a {type(arithmetic).__name__} of them'}")
+    missing = [method for method in METHODS if not callable(getattr(arithmetic, method, None))]
+    if missing:
+        raise ValueError(f"{needed}, but this {type(arithmetic).__name__} has no {' and no '.join(missing)}")
 
 
 @dataclass(frozen=True)
@@ -161,7 +205,6 @@ def mirrored(A: Float[Tensor, "*batch m m"]) -> Float[Tensor, "*batch m m"]:
 
 
 @as_written
-@as_written
 def unit(X: Float[Tensor, "*batch m n"], norm: Float[Tensor, "*batch 1 1"]) -> Float[Tensor, "*batch m n"]:
     r"""Return a new matrix :math:`X / \|X\|` in at least float32; zero stays zero.
 
@@ -194,7 +237,6 @@ def largest(X: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch 1 1"]:
 
 
 @as_written
-@as_written
 def power_of_two(size: Float[Tensor, "*batch 1 1"], limit: int) -> Float[Tensor, "*batch 1 1"]:
     r"""Return the power of two (float64, within 2^±limit) that brings a size near 1.
 
@@ -208,7 +250,6 @@ def power_of_two(size: Float[Tensor, "*batch 1 1"], limit: int) -> Float[Tensor,
     return two_to(-exponent.clamp(-limit, limit))
 
 
-@as_written
 @as_written
 def two_to(exponent: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Return powers of two in float64 from the bits of a double: ``exp2`` and ``ldexp`` are not exact everywhere.

@@ -146,8 +146,8 @@ class Rounded:
     ------
     ValueError
         For an unknown format or scale mode, a format of scales, blocks of results, or an accumulator that is none; when
-        called, for operands that are not real floating point or have fewer than two axes, and for NaN where the format
-        has none.
+        called, for operands that are not real floating point, have fewer than two axes or do not fit, and for NaN where
+        the format has none.
 
     Examples
     --------
@@ -246,6 +246,7 @@ class Rounded:
     ) -> Float[Tensor, "*batch m n"]:
         """Return alpha·A B + beta·C, the sum rounded once."""
         _require_one_precision(A, B, C)
+        _require_fit(A, B, C)
         left = self._operand(A, -1, "left")
         same = A is B and isinstance(self._record, Format)
         X = self.summed.product(left, left if same else self._operand(B, -2, "right"))
@@ -290,6 +291,26 @@ def _require_one_precision(*operands: Tensor | None) -> None:
     dtypes = [str(X.dtype) for X in operands if isinstance(X, Tensor)]
     if 0 < dtypes.count("torch.float64") < len(dtypes):
         raise ValueError(f"operands of a product must all be float64 or none, but these are {', '.join(dtypes)}")
+
+
+def _require_fit(A: Tensor, B: Tensor, C: Tensor | None) -> None:
+    """Raise ``ValueError`` unless A B exists and has the shape of C, batches broadcast; what is no matrix is left."""
+    given = [X for X in (A, B, C) if X is not None]
+    if not all(isinstance(X, Tensor) and X.ndim >= 2 for X in given):
+        return
+    batches, found = {X.shape[:-2] for X in given}, (A.shape[-2], B.shape[-1])
+    if A.shape[-1] == B.shape[-2] and (C is None or C.shape[-2:] == found) and _broadcast(batches):
+        return
+    shapes = ", ".join(str(tuple(X.shape)) for X in given)
+    raise ValueError(f"operands of a product must be (m, k) and (k, n), added to (m, n), but these are {shapes}")
+
+
+def _broadcast(batches: set[torch.Size]) -> bool:
+    """Return whether batch axes go together."""
+    try:
+        return len(batches) == 1 or bool(torch.broadcast_shapes(*batches) is not None)
+    except RuntimeError:
+        return False
 
 
 def _truncated_to_float32(X: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -1,7 +1,8 @@
 """From the numbers of a configuration to the matrices of a transformer.
 
 Keys are those of Hugging Face ``config.json`` files of the llama, qwen, glm and deepseek families; `normalised` maps
-the synonyms of other families onto them. With h the hidden size and d the length of a head:
+the synonyms of other families onto them, and `families` has what no key says. With h the hidden size and d the length
+of a head:
 
 =================  ====================================================================================================
 grouped attention  q heads·d × h, k and v kv heads·d × h, o h × heads·d
@@ -16,6 +17,7 @@ plain layers       fc f × h, proj h × f
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from muon_lab.cost import families
 from muon_lab.cost.inventory import Layer, Model
 from muon_lab.nearest import nearest
 
@@ -32,15 +34,6 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "n_routed_experts": ("num_experts", "num_local_experts"),
     "num_experts_per_tok": ("moe_k",),
 }
-
-#: Families whose attention has biases on queries, keys and values though no key says so.
-BIASED = ("qwen2", "qwen2_moe")
-
-#: Families that normalise queries and keys though no key says so.
-NORMED = ("qwen3", "qwen3_moe")
-
-#: Families with two plain matrices, LayerNorms, biases and learned positions.
-PLAIN = ("gpt2",)
 
 NEEDED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
 
@@ -80,24 +73,36 @@ def _active(config: Config, layers: Iterable[Layer], name: str) -> float | None:
 
 def normalised(config: Config, name: str) -> Config:
     """Return a configuration in the keys that this module reads; raises ``ValueError`` where one is missing."""
-    if "text_config" in config and isinstance(config["text_config"], Mapping):
-        config = config["text_config"]
-    known = dict(config)
+    config = worded(config)
+    known = dict(families.meant(config, name))
     for key, others in SYNONYMS.items():
         found = next((config[other] for other in others if config.get(other) is not None), None)
         if known.get(key) is None and found is not None:
             known[key] = found
-    family = str(config.get("model_type", ""))
-    if family in PLAIN:
-        plain = {"mlp": "gelu-2mat", "fused_qkv": True, "biases": True, "learned_positions": True}
-        known = {**plain, "tie_word_embeddings": True, **known}
-        known.setdefault("intermediate_size", None)
-        known["intermediate_size"] = known["intermediate_size"] or 4 * int(known.get("hidden_size") or 0)
-    known.setdefault("qkv_bias", bool(config.get("attention_bias")) or family in BIASED)
-    known.setdefault("qk_norm", bool(config.get("use_qk_norm")) or family in NORMED)
+    known.setdefault("qkv_bias", bool(config.get("attention_bias")))
+    known.setdefault("qk_norm", bool(config.get("use_qk_norm")))
     for key in NEEDED:
         _number(known, key, name, config)
+    if str(config.get("model_type")) == "gpt2" and known.get("intermediate_size") is None:
+        known["intermediate_size"] = 4 * known["hidden_size"]
     return known
+
+
+def fused(config: Config) -> tuple[str, ...]:
+    """Return which groups of matrices the model's own code keeps as one: "qkv", "gate_up".
+
+    Examples
+    --------
+    >>> fused({"fused_qkv": True})
+    ('qkv',)
+    """
+    return tuple(group for group in ("qkv", "gate_up") if config.get(f"fused_{group}"))
+
+
+def worded(config: Config) -> Config:
+    """Return the part of a configuration that describes the language model, of those that also see or hear."""
+    text = config.get("text_config")
+    return text if isinstance(text, Mapping) else config
 
 
 def vectors(config: Config, name: str) -> int:
@@ -112,8 +117,9 @@ def vectors(config: Config, name: str) -> int:
     if str(config.get("mlp", "")).startswith("relu2"):  # norms without weights
         return 0
     biased = bool(config.get("biases"))
-    norm = 2 * h if biased else h
-    block = 2 * norm
+    norm = 2 * h if biased or config.get("norm_bias") else h
+    norms = config.get("norms")
+    block = (2 if norms is None else norms) * norm
     if _latent(config):
         block += (config.get("q_lora_rank") or 0) + config["kv_lora_rank"]
         block += 2 * config["index_head_dim"] if config.get("index_n_heads") else 0
@@ -122,7 +128,8 @@ def vectors(config: Config, name: str) -> int:
         block += 2 * d if config.get("qk_norm") else 0
         block += (q + 2 * kv) * d if config.get("qkv_bias") or biased else 0
         block += 2 * h + config["intermediate_size"] if biased else 0
-    return blocks * block + norm
+    final = 0 if norms == 0 else norm
+    return blocks * block + final + (config["vocab_size"] if config.get("head_bias") else 0)
 
 
 def _number(config: Config, key: str, name: str, given: Config | None = None) -> int:

@@ -11,10 +11,10 @@ expert parallelism gives every rank an equal part of the experts; data paralleli
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from math import prod
+from math import gcd, prod
 from pathlib import Path
 from typing import Any
 
@@ -235,13 +235,13 @@ def get(name: str, *, qkv: str = "stored", gate_up: str = "stored") -> Model:
     model = architecture.model(entry["config"], name)
     active = entry["published_active_billions"]
     model = replace(model, source=tuple(entry["source"]), active=active * 1e9 if active else model.active)
-    return variant(model, qkv=qkv, gate_up=gate_up, fused=bool(entry["config"].get("fused_qkv")))
+    return variant(model, qkv=qkv, gate_up=gate_up, fused=architecture.fused(entry["config"]))
 
 
-def variant(model: Model, *, qkv: str = "stored", gate_up: str = "stored", fused: bool = False) -> Model:
+def variant(model: Model, *, qkv: str = "stored", gate_up: str = "stored", fused: Collection[str] = ()) -> Model:
     """Return a model whose parts are apart, with those that should be one joined.
 
-    `fused` says whether the model's own code keeps queries, keys and values as one matrix.
+    `fused` names the groups, "qkv" and "gate_up", that the model's own code keeps as one matrix.
 
     Examples
     --------
@@ -249,13 +249,11 @@ def variant(model: Model, *, qkv: str = "stored", gate_up: str = "stored", fused
     >>> variant(Model("two", parts, blocks=1), gate_up="fused").layers[0].shape
     (12, 4)
     """
+    joined = {}
     for argument, given in (("qkv", qkv), ("gate_up", gate_up)):
         if given not in VARIANTS:
             raise unknown(f"variant {argument}", given, VARIANTS)
-    joined = {
-        "qkv": qkv == "fused" or (fused and qkv == "stored"),
-        "gate_up": gate_up == "fused",
-    }
+        joined[argument] = given == "fused" or (given == "stored" and argument in fused)
     return _joined(model, lambda group: joined.get(group.rpartition(".")[2], False))
 
 
@@ -324,7 +322,7 @@ def held(model: Model, grid: Grid, stage: int = 0, expert_tp: int = 1) -> tuple[
     ------
     ValueError
         If there is no such stage, or more stages than blocks; if T does not divide an axis that it cuts, or E the
-        number of experts; if `expert_tp` is neither 1 nor T.
+        number of experts or of ranks that may hold different ones; if `expert_tp` is neither 1 nor T.
 
     Examples
     --------
@@ -335,19 +333,16 @@ def held(model: Model, grid: Grid, stage: int = 0, expert_tp: int = 1) -> tuple[
     if expert_tp not in (1, grid.tp):
         raise ValueError(f"expert_tp must be 1 or tp={grid.tp}, not {expert_tp}")
     here = stage_blocks(model.blocks, grid.pp, stage)
+    check_tp(model, grid.tp, expert_tp)
+    check_ep(model, grid.ep, grid.dp * grid.tp, expert_tp)
     found = []
     for layer in model.layers:
         blocks = _in_stage(layer, here, model.blocks)
         if not blocks:
             continue
         count = blocks * layer.per_block
-        if layer.expert and layer.per_block % grid.ep:
-            raise ValueError(
-                f"ep={grid.ep} does not divide the {layer.per_block} experts of {layer.name!r} of {model.name}, "
-                f"but ep={_divisor(layer.per_block, grid.ep)} does"
-            )
         tp = expert_tp if layer.expert else grid.tp
-        placement = None if layer.cut is None or tp == 1 else _cut(model, layer, tp)
+        placement = None if layer.cut is None or tp == 1 else even(layer.shape[layer.cut], tp, layer.cut)
         replicas = grid.dp * grid.tp // (grid.ep * tp) if layer.expert else grid.dp
         found.append(Held(layer, count // grid.ep if layer.expert else count, placement, replicas))
     return tuple(found)
@@ -379,16 +374,80 @@ def _in_stage(layer: Layer, here: range, blocks: int) -> int:
     return sum(1 for block in layer.blocks if min(block, blocks - 1) in here)
 
 
-def _cut(model: Model, layer: Layer, tp: int) -> Placement:
-    assert layer.cut is not None
-    length = layer.shape[layer.cut]
-    if length % tp and not layer.excluded:
-        axis = "columns" if layer.cut else "rows"
-        raise ValueError(
-            f"tp={tp} does not divide the {length} {axis} of {layer.name!r} of {model.name}, "
-            f"but tp={_divisor(length, tp)} does"
-        )
-    return even(length, tp, layer.cut)
+def check_tp(model: Model, tp: int, expert_tp: int = 1, ranks: int = 0) -> None:
+    """Refuse a T that does not divide every axis that it cuts; the one that is told instead divides all of them.
+
+    Parameters
+    ----------
+    model : Model
+        Whose axes; embeddings and heads are cut evenly or not.
+    tp, expert_tp : int
+        Experts are cut too if `expert_tp` is more than 1.
+    ranks : int
+        How many of a stage there are, which what is told divides as well; 0 if that is open.
+
+    Raises
+    ------
+    ValueError
+        If it does not; names the first layer, and the nearest T that will do.
+
+    Examples
+    --------
+    >>> check_tp(get("kimi-k2"), 7)
+    Traceback (most recent call last):
+    ...
+    ValueError: tp=7 does not divide the 12288 rows of 'attn.q_b' of kimi-k2, but tp=8 divides all that is cut
+    """
+    for layer, length in _lengths(model, expert_tp):
+        if length % tp:
+            common = gcd(ranks, *(other for _, other in _lengths(model, expert_tp)))
+            axis = "columns" if layer.cut else "rows"
+            raise ValueError(
+                f"tp={tp} does not divide the {length} {axis} of {layer.name!r} of {model.name}, "
+                f"but tp={_divisor(common, tp)} divides all that is cut"
+            )
+
+
+def check_ep(model: Model, ep: int, ranks: int, expert_tp: int = 1) -> None:
+    """Refuse an E that does not divide the experts of a block, or the places of a stage for whole experts.
+
+    Parameters
+    ----------
+    model : Model
+        Whose experts.
+    ep, ranks, expert_tp : int
+        A stage of D·T ranks has D·T places for experts, a T-th of that if experts are cut.
+
+    Raises
+    ------
+    ValueError
+        If it does not; names the nearest E that will do.
+
+    Examples
+    --------
+    >>> check_ep(get("glm-4.5"), 64, ranks=64)
+    Traceback (most recent call last):
+    ...
+    ValueError: ep=64 does not divide the 160 experts of 'experts.gate' of glm-4.5, but ep=32 divides them and dp·tp=64
+    """
+    experts, places = [layer for layer in model.layers if layer.expert], ranks // expert_tp
+    told = f"dp·tp={places}" if expert_tp == 1 else f"dp={places}"
+    near = _divisor(gcd(places, *(layer.per_block for layer in experts)), ep)
+    for layer in experts:
+        if layer.per_block % ep:
+            raise ValueError(
+                f"ep={ep} does not divide the {layer.per_block} experts of {layer.name!r} of {model.name}, "
+                f"but ep={near} divides them and {told}"
+            )
+    if places % ep:
+        raise ValueError(f"ep={ep} does not divide {told}, among which experts are spread, but ep={near} does")
+
+
+def _lengths(model: Model, expert_tp: int) -> Iterator[tuple[Layer, int]]:
+    """Yield the layers that must be cut into equal parts, with the length of the axis."""
+    for layer in model.layers:
+        if layer.cut is not None and not layer.excluded and (not layer.expert or expert_tp > 1):
+            yield layer, layer.shape[layer.cut]
 
 
 def _divisor(number: int, near: int) -> int:

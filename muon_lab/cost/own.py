@@ -2,18 +2,19 @@
 
 Of safetensors only the headers are read. Names tell what a matrix is for, as Megatron-LM and Hugging Face call them:
 ``q_proj``, ``gate_proj`` and their like are cut along their rows by tensor parallelism, ``o_proj`` and ``down_proj``
-along their columns; a name that says nothing is kept whole. What could not be placed is in the notes of the model.
+along their columns; a name that says nothing is kept whole. What could not be placed is in the notes of the model, and
+so is what is stored as inputs × outputs (GPT-2's layers, experts in one array) and turned here.
 """
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
-from muon_lab.cost import architecture, inventory, reading
+from muon_lab.cost import architecture, families, inventory, reading
 from muon_lab.cost.inventory import Layer, Model, variant
 from muon_lab.nearest import nearest, unknown
 
@@ -37,6 +38,19 @@ KINDS: tuple[tuple[str, str, int | None], ...] = (
     (r"(down_proj|c_proj|fc2|dense_4h_to_h|linear_fc2|w2)$", "", 1),
 )
 
+#: Of which group a matrix is a part, or all.
+JOINED: tuple[tuple[str, str], ...] = (
+    (r"(^|\.)(q_proj|k_proj|v_proj|wq|wk|wv|c_q|c_k|c_v|qkv_proj|c_attn|query_key_value|linear_qkv)$", "qkv"),
+    (r"(^|\.)(gate_proj|up_proj|w1|w3|gate_up_proj)$", "gate_up"),
+)
+
+#: Names of groups that are kept as one, and what their parts are called.
+_WHOLE = r"(^|\.)(qkv_proj|c_attn|query_key_value|linear_qkv|gate_up_proj)$"
+_PARTS: Mapping[str, tuple[str, ...]] = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
+
+#: Layers that GPT-2's code keeps as inputs × outputs, and other code by the same names as outputs × inputs.
+CONV1D = r"(^|\.)(c_attn|c_fc|c_proj)$"
+
 
 def read(name: str, *, qkv: str = "stored", gate_up: str = "stored") -> Model:
     """Return a model by name, or that of a file.
@@ -47,32 +61,79 @@ def read(name: str, *, qkv: str = "stored", gate_up: str = "stored") -> Model:
         One of `inventory.names`, or the path of a ``.toml`` list, of a ``.safetensors`` file, of a folder of such
         files, or of a ``config.json``.
     qkv, gate_up : {"stored", "split", "fused"}
-        As for `inventory.get`.
+        As for `inventory.get`; of a safetensors file, "stored" is what it holds.
 
     Raises
     ------
     ValueError
-        If there is no such model or file, or it cannot be understood; one sentence.
+        If there is no such model or file, it cannot be understood, or it has nothing of which a variant could be said;
+        one sentence.
 
     Examples
     --------
     >>> read("gpt2").count
     48
     """
-    path = Path(name or "?")
+    path, asked = Path(name or "?"), {"qkv": qkv, "gate_up": gate_up}
     if name in inventory.names():
-        return inventory.get(name, qkv=qkv, gate_up=gate_up)
-    if path.is_dir():
-        return _stored(path)
+        return _changed(inventory.get(name, qkv="split", gate_up="split"), inventory.get(name, **asked), asked)
+    if path.is_dir() or path.suffix == ".safetensors":
+        apart = _stored(path)
+        model = variant(apart, **asked)
+        return _changed(apart, _apart(model, [group for group, how in asked.items() if how == "split"]), asked)
     if path.suffix == ".toml":
-        return variant(_listed(path), qkv=qkv, gate_up=gate_up)
+        apart = _listed(path)
+        return _changed(apart, variant(apart, **asked), asked)
     if path.suffix == ".json":
-        return _configured(path, qkv, gate_up)
-    if path.suffix == ".safetensors":
-        return _stored(path)
+        apart, fused = _configured(path)
+        return _changed(apart, variant(apart, **asked, fused=fused), asked)
     raise ValueError(
         f"{unknown('model', name, inventory.names())}; or give a .toml list, a .safetensors file or a config.json"
     )
+
+
+#: What the groups of matrices with the same inputs are.
+GROUPS: Mapping[str, str] = {"qkv": "queries, keys and values", "gate_up": "gate and up-projection"}
+
+
+def _changed(apart: Model, model: Model, asked: Mapping[str, str]) -> Model:
+    """Return a model as it was asked for, unless it has nothing of which that could be said."""
+    for group, how in asked.items():
+        if how != "stored" and not any(_group(layer) == group for layer in apart.layers):
+            raise ValueError(f"{group} is {how!r}, but {model.name} has no {GROUPS[group]} with the same inputs")
+    return model
+
+
+def _group(layer: Layer) -> str:
+    """Return which group a matrix belongs to, as a part or as all of it: "qkv", "gate_up" or ""."""
+    return layer.joins.rpartition(".")[2]
+
+
+def _apart(model: Model, groups: Sequence[str]) -> Model:
+    """Take matrices of some groups apart that a file keeps as one.
+
+    Raises
+    ------
+    ValueError
+        For queries, keys and values that are not three times as many rows as columns: shapes do not say how many of
+        each there are.
+    """
+    layers, notes = list[Layer](), list(model.notes)
+    for layer in model.layers:
+        group, (m, n) = _group(layer), layer.shape
+        parts = _PARTS.get(group, ())
+        if group not in groups or not re.search(_WHOLE, layer.name):
+            layers.append(layer)
+            continue
+        if m % len(parts) or (group == "qkv" and m != 3 * n):
+            raise ValueError(
+                f"{group} is 'split', but {model.name} keeps {layer.name!r} of shape {layer.shape} as one, and shapes "
+                f"do not say where its {GROUPS[group]} begin: list the layers in a .toml file"
+            )
+        prefix = layer.name.rpartition(".")[0]
+        layers += [replace(layer, name=f"{prefix}.{part}".lstrip("."), shape=(m // len(parts), n)) for part in parts]
+        notes.append(f"{layer.name!r} is taken as {len(parts)} equal parts, {GROUPS[group]}")
+    return replace(model, layers=tuple(layers), notes=tuple(notes))
 
 
 def _uncounted(layers: Iterable[Layer]) -> tuple[str, ...]:
@@ -82,13 +143,15 @@ def _uncounted(layers: Iterable[Layer]) -> tuple[str, ...]:
     return ("how many experts a token passes is unknown, so a step is estimated as if it passed all of them",)
 
 
-def _configured(path: Path, qkv: str, gate_up: str) -> Model:
+def _configured(path: Path) -> tuple[Model, tuple[str, ...]]:
+    """Return the model of a configuration with all parts apart, and the groups that its own code keeps as one."""
     config = reading.json_object(path)
     name = path.resolve().parent.name if path.name == "config.json" else path.stem
-    known = architecture.normalised(config, str(path))
+    known, worded = architecture.normalised(config, str(path)), architecture.worded(config)
     model = architecture.model(config, name or path.stem)
-    model = model if model.active else replace(model, notes=_uncounted(model.layers))
-    return variant(model, qkv=qkv, gate_up=gate_up, fused=bool(known.get("fused_qkv")))
+    notes = families.note(worded) + (("only the language model is read",) if worded is not config else ())
+    notes += () if model.active else _uncounted(model.layers)
+    return replace(model, source=(str(path),), notes=notes), architecture.fused(known)
 
 
 def _listed(path: Path) -> Model:
@@ -177,8 +240,10 @@ def _stored(path: Path) -> Model:
                 notes.append(f"{name!r} of shape {shape} is no matrix and counts as a vector")
     if not found:
         raise ValueError(f"{path} holds no matrix, only arrays of other shapes")
+    turned, told = _turned(found)
+    notes += told
     blocks = 1 + max((array.block or 0 for group in found.values() for array in group), default=0)
-    layers = tuple(_grouped(stem, group, blocks) for (stem, _), group in found.items())
+    layers = tuple(_grouped(stem, group, blocks, stem in turned) for (stem, _), group in found.items())
     notes += _uncounted(layers)
     notes += [
         f"{layer.name!r} is of an unknown kind: no parallelism cuts it" for layer in layers if layer.role == "other"
@@ -226,7 +291,24 @@ def _placed(name: str, shape: tuple[int, ...]) -> _Array:
     return _Array(stem, int(block.group(1)) if block else None, shape)
 
 
-def _grouped(stem: str, group: Iterable[_Array], blocks: int) -> Layer:
+def _turned(found: Iterable[tuple[str, tuple[int, ...]]]) -> tuple[set[str], list[str]]:
+    """Return the names of matrices that are stored as inputs × outputs, and notes that say so.
+
+    GPT-2's attention and first layers have more outputs than inputs, so that what is wider than tall is stored so.
+    Of experts in one array, gate and up-projection have the inputs that the down-projection has as outputs.
+    """
+    shapes = dict(list(found))
+    wide = any(re.search(r"(c_attn|c_fc)$", stem) and shape[-1] > shape[-2] for stem, shape in shapes.items())
+    turned = {stem for stem in shapes if wide and re.search(CONV1D, stem)}
+    for stem, shape in shapes.items():
+        down = re.sub(r"gate_up_proj$", "down_proj", stem)
+        if len(shape) == 3 and down != stem and shapes.get(down, (0,))[-1] == shape[-2]:
+            turned |= {stem, down}
+    names = ", ".join(repr(stem) for stem in shapes if stem in turned)
+    return turned, [f"{names} are stored as inputs × outputs, and turned here"] if turned else []
+
+
+def _grouped(stem: str, group: Iterable[_Array], blocks: int, turned: bool) -> Layer:
     arrays = list(group)
     role, cut = _kind(stem)
     outside = blocks - 1 if role == "head" else 0
@@ -235,8 +317,10 @@ def _grouped(stem: str, group: Iterable[_Array], blocks: int) -> Layer:
     here = tuple(sorted(set(places)))
     if len(places) % len(here):  # not as many in every block
         here = tuple(sorted(places))
-    m, n = arrays[0].shape[-2:]
-    return Layer(stem, role, (m, n), here, stacked * len(places) // len(here), cut)
+    m, n = reversed(arrays[0].shape[-2:]) if turned else arrays[0].shape[-2:]
+    group_of = next((name for pattern, name in JOINED if re.search(pattern, stem)), "")
+    joins = f"{stem.rpartition('.')[0]}.{group_of}".lstrip(".") if group_of else ""
+    return Layer(stem, role, (m, n), here, stacked * len(places) // len(here), cut, joins)
 
 
 def _kind(stem: str) -> tuple[str, int | None]:

@@ -8,8 +8,10 @@ With more replicas than matrices to choose from, replicas are dealt out in block
 team, and the search stays short.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import floor
 from typing import Any, NamedTuple
 
 from muon_lab.parallel import balance
@@ -129,7 +131,7 @@ def dealt(kinds: Sequence[Kind], replicas: int, *, policy: str = "hybrid", cap: 
     Raises
     ------
     ValueError
-        If no replica has room for a matrix.
+        If no replica has room for a matrix; names its class, and a cap that will do.
 
     Examples
     --------
@@ -140,6 +142,44 @@ def dealt(kinds: Sequence[Kind], replicas: int, *, policy: str = "hybrid", cap: 
     >>> dealt([giant, small], replicas=4, policy="whole").makespan
     8.0
     """
+    try:
+        return _dealt(kinds, replicas, policy, cap)
+    except ValueError as error:
+        if cap is None or not cap >= 1:
+            raise
+        raise _full(kinds, replicas, policy, cap, error) from error
+
+
+def _full(kinds: Sequence[Kind], replicas: int, policy: str, cap: float, refused: ValueError) -> ValueError:
+    """Say which matrix has no room under a cap, and what cap would do, in hundredths."""
+
+    def fits(hundredths: int) -> bool:
+        try:
+            _dealt(kinds, replicas, policy, hundredths / 100)
+        except ValueError:
+            return False
+        return True
+
+    named = re.search(r"of job (\d+)", str(refused))
+    if named is None:
+        return refused
+    low = floor(100 * cap)
+    high = 2 * low
+    while not fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    kind = [kind for kind in kinds for _ in range(kind.number)][int(named[1])]
+    mean = sum(each.number * each.entries for each in kinds) / replicas
+    return ValueError(
+        f"cap is {cap:g} times the mean of {mean:.6g} entries, and no replica has room for another {kind.name!r} of "
+        f"{kind.entries}, but a cap of {high / 100:g} leaves room for all"
+    )
+
+
+def _dealt(kinds: Sequence[Kind], replicas: int, policy: str, cap: float | None) -> Owners:
+    """Deal matrices out; raises what `balance` does."""
     costs, entries = balance.expanded((kind.seconds(1), kind.entries, kind.number) for kind in kinds)
     matrices = tuple(place for place, kind in enumerate(kinds) for _ in range(kind.number))
     whole = refused = None

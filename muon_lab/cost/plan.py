@@ -30,17 +30,18 @@ from muon_lab.parallel.calls import ITEMSIZE, Call
 from muon_lab.parallel.grid import Grid, Placement, even
 from muon_lab.parallel.volume import Volume
 
-#: Layouts of shards that give the update of the whole matrix in the format of the rate, and what else is shown beside.
+#: Layouts of shards that give the update of the whole matrix, those that form Gram matrices in float32, and others.
 CHOSEN = ("duplicated", "distributed", "owner")
-BESIDE = ("gram", "blockwise", "periodic")
+PRECISE = ("gram",)
+BESIDE = ("blockwise", "periodic")
 
 #: Layouts in which all replicas take part alike, so that nobody owns a matrix.
 SHARED = ("replicated", "elementwise")
 
 #: Why a layout is shown and not chosen.
 REASONS = {
-    "gram": "its products are in float32, whose rate is not the one given",
-    "blockwise": "another update",
+    "gram": "its products are in float32, and nobody gave a rate of those",
+    "blockwise": "another update: each rank orthogonalizes its shard as if that were all",
     "periodic": "another update in all steps but one of its period",
 }
 
@@ -77,8 +78,6 @@ class Setting:
         Whether the gather of weights is hidden behind the next forward pass, a third of the step.
     rate : float, optional
         Flops a second of a rank's large products; that of the cluster by default.
-    overhead : float, optional
-        Seconds of a product beside its flops; that of the cluster by default.
     tokens : int, optional
         Tokens a step; 65,536 a rank by default.
     step : float, optional
@@ -87,6 +86,11 @@ class Setting:
         Whether replicas may share matrices that are too long for one of them, or own whole ones only.
     cap : float, optional
         No replica owns more entries than so many times the mean.
+    overhead : float, optional
+        Seconds of a product beside its flops; that of the cluster by default.
+    products : str
+        Dtype of the products whose rate is given. The Gram form multiplies in float32: of another rate its time does
+        not follow, and it is shown without one.
     """
 
     steps: int = 5
@@ -103,12 +107,13 @@ class Setting:
     owners: str = "hybrid"
     cap: float | None = None
     overhead: float | None = None
+    products: str = "bfloat16"
 
     def __post_init__(self) -> None:
         for name, known in (("kernel", flops.KERNELS), ("gather", volume.GATHERS), ("owners", POLICIES)):
             if getattr(self, name) not in known:
                 raise unknown(name, getattr(self, name), known)
-        for name in ("weight", "gradient", "wire"):
+        for name in ("weight", "gradient", "wire", "products"):
             if getattr(self, name) not in calls.FLOATS:
                 raise unknown(f"dtype of {name}", getattr(self, name), calls.FLOATS)
         if self.degree not in (3, 5):
@@ -140,7 +145,8 @@ class Choice:
     memory : int
         Bytes of weights, gradients and optimizer state.
     compute, exchange, gather : float
-        Seconds of products, of what a layout sends, and for new weights (or whole gradients).
+        Seconds of products (infinite where no rate is known), of what a layout sends, and for new weights (or whole
+        gradients).
     reason : str
         Why it cannot be chosen; "" if it can.
     elementwise : float
@@ -162,13 +168,15 @@ class Choice:
 
     @property
     def seconds(self) -> float:
-        """All of it, one after the other."""
+        """All of it, one after the other; infinite where no rate is known."""
         return self.compute + self.exchange + self.elementwise + self.gather
 
     def row(self) -> dict[str, Any]:
         """Return it for JSON."""
-        content = {"layout": self.layout, "bytes": self.sent, "flops": self.flops, "seconds": self.seconds}
-        content |= {"memory": self.memory, "compute_seconds": self.compute, "exchange_seconds": self.exchange}
+        known = {"seconds": self.seconds, "compute_seconds": self.compute}
+        content = {"layout": self.layout, "bytes": self.sent, "flops": self.flops}
+        content |= {name: value if value < inf else None for name, value in known.items()}
+        content |= {"memory": self.memory, "exchange_seconds": self.exchange}
         content |= {"elementwise_seconds": self.elementwise, "gather_seconds": self.gather, "team": self.team}
         return content | ({"not_chosen": self.reason} if self.reason else {})
 
@@ -342,7 +350,10 @@ def plan(
     setting = Setting() if setting is None else setting
     rate = setting.rate or cluster.rate
     if not rate:
-        raise ValueError(f"cluster {cluster.name!r} has no rate of products, so a rate must be given")
+        raise ValueError(
+            f"cluster {cluster.name!r} has no rate of products: give one, --tflops on the command line, 'tflops' in a "
+            "cluster's .toml file, or rate of a Setting"
+        )
     pricing = _Pricing(cluster, grid, setting, rate)
     stages = _stages(pricing, [inventory.held(model, grid, stage, expert_tp) for stage in range(grid.pp)])
     slowest = max(stages, key=lambda stage: stage.seconds["optimizer_seconds"])
@@ -424,7 +435,7 @@ class _Pricing:
             if part.replicas == 1:
                 return (self.whole(part, "local"),)
             return (self.whole(part, "layerwise"), self.split(part), self.whole(part, "replicated"))
-        return tuple(self.cut(part, name) for name in (*CHOSEN, *BESIDE))
+        return tuple(self.cut(part, name) for name in (*CHOSEN, *PRECISE, *BESIDE))
 
     def elementwise(self, part: Held) -> Choice:
         """Return what AdamW's weights take, element-wise sharded."""
@@ -468,7 +479,7 @@ class _Pricing:
             load.compute,
             load.exchange,
             self.priced(part, gather),
-            REASONS.get(name, ""),
+            "" if self.rated(name) and name not in BESIDE else REASONS[name],
             load.elementwise,
             team,
         )
@@ -489,14 +500,19 @@ class _Pricing:
             made = volume.layout(name, shape, cut, 0, wire, count=batch, steps=steps)
             stride, times = 1, 1 / batch if name == "owner" else 1 / (PERIOD if name == "periodic" else 1)
         work = self.layout_work(shape, cut, layout) if cut is not None else self.work(part)
+        rate = self.rate if self.rated(layout) else 0.0
         launches = flops.count(layout if cut is not None else "duplicated", steps, self.setting.degree)
         return Load(
             work,
-            work / self.rate + launches * self.overhead,
+            work / rate + launches * self.overhead if rate else inf,
             times * sum((self.cluster.seconds(call, stride) for call in made), 0.0),
             self.streamed(prod(part.shard) / team, self.passed),
             times * Volume(made, 0).sent,
         )
+
+    def rated(self, layout: str) -> bool:
+        """Tell whether the rate is one of the products of a layout."""
+        return layout not in PRECISE or self.setting.products == "float32"
 
     def work(self, part: Held) -> float:
         """Return the flops of a whole matrix."""

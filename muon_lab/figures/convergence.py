@@ -1,5 +1,6 @@
 """Optimizers side by side: losses at the best learning rate, against the rate, and against errors of the direction."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -47,6 +48,9 @@ ERRORS_OF: Mapping[str, str] = {
 
 #: Inches of a row of panels, and of the legend, axis names and titles.
 HEIGHT, FRAME = 1.7, 0.55
+
+#: So many columns leave room for three rates on an axis.
+NARROW = 5
 
 #: Where curves begin on a plain axis.
 BEGUN = "loss_20"
@@ -171,7 +175,10 @@ def convergence(table: pl.DataFrame) -> Figure:
             upper.set_ylim(top=1.02 * max(chosen.filter(problem=problem)[BEGUN]))
         _loss_axis(lower, shown, ("loss",))
         rates = shown["lr"].to_numpy()
-        style.log10(lower, "x", rates.min() / 1.5, rates.max() * 1.5, most=4 if len(problems) < 5 else 2)
+        style.log10(lower, "x", rates.min() / 1.5, rates.max() * 1.5, most=4)
+        if len(problems) >= NARROW:
+            measured = np.unique(rates)
+            style.ticks(lower, "x", measured[:: -math.ceil(len(measured) / 3)].tolist())
         upper.xaxis.set_major_locator(MaxNLocator(3, integer=True))
         upper.set_xlabel("steps")
         lower.set_xlabel("learning rate")

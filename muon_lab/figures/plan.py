@@ -1,5 +1,6 @@
 """A plan at a glance: the time of each layer in the layout that it was given, in parts, and in the others."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -43,26 +44,40 @@ def draw(row: Mapping[str, Any]) -> Figure:
     >>> len(draw({"model": "m", "cluster": "c", "grid": {"gpus": 8}, "layers": [layer]}).axes)
     2
     """
-    layers = row["layers"]
+    layers, shown = row["layers"], list[float]()
     figure = Figure(figsize=(style.DOUBLE, 1.2 + 0.19 * len(layers)))
     times, ratios = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
     for place, layer in enumerate(layers):
         _bar(times, place, layer)
-        for other in layer["alternatives"]:
-            ratio = other["seconds"] / layer["seconds"] if layer["seconds"] else 1.0
-            ratios.plot([ratio], [place], linestyle="", **_look(OTHERS[other["layout"]]))
+        for other in _priced(layer):
+            shown.append(other["seconds"] / layer["seconds"] if layer["seconds"] else 1.0)
+            ratios.plot([shown[-1]], [place], linestyle="", **_look(OTHERS[other["layout"]]))
     times.set_yticks(range(len(layers)), [f"{layer['name']}  ({layer['layout']})" for layer in layers])
     times.set_ylim(len(layers) - 0.4, -0.6)
     times.set_xlim(left=0)
     times.set_xlabel("milliseconds a step")
     times.set_title(f"{row['model']} on {row['grid']['gpus']} ranks of {row['cluster']}")
-    ratios.set_xscale("log")
+    _binary(ratios, shown)
     ratios.axvline(1.0, color=style.GREY, linewidth=0.8)
     ratios.set_xlabel("time in another layout / time")
     for axes in (times, ratios):
         axes.grid(axis="y", visible=False)
     labels.legend(figure, _entries(layers), columns=6)
     return figure
+
+
+def _priced(layer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the other layouts of a layer whose time is known."""
+    return [other for other in layer["alternatives"] if other["seconds"] is not None]
+
+
+def _binary(axes: Axes, ratios: Sequence[float], most: int = 6) -> None:
+    """Make the axis of ratios binary, with 1 and at most so many other powers of two."""
+    low, high = min((1.0, *ratios)) / 1.3, max((1.0, *ratios)) * 1.3
+    powers = range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)
+    stride = math.ceil(len(powers) / most)
+    axes.set_xlim(low, high)
+    style.log2(axes, "x", [2.0**power for power in powers if power % stride == 0])
 
 
 def _bar(axes: Axes, place: int, layer: Mapping[str, Any]) -> None:
@@ -74,7 +89,7 @@ def _bar(axes: Axes, place: int, layer: Mapping[str, Any]) -> None:
 
 def _entries(layers: Sequence[Mapping[str, Any]]) -> dict[str, Line2D]:
     """Return the entries of the legend: parts, and the layouts that are shown, those with the same marker together."""
-    shown = {other["layout"] for layer in layers for other in layer["alternatives"]}
+    shown = {other["layout"] for layer in layers for other in _priced(layer)}
     entries = {name: Line2D([], [], color=colour, linewidth=5.0) for name, colour in PARTS.values()}
     marks: dict[str, list[str]] = {}
     for name, marker in OTHERS.items():

@@ -265,7 +265,8 @@ def log2(
 def log10(axes: Axes, which: Which, low: float, high: float, most: int = 6) -> None:
     """Make an axis decimal from ``low`` to ``high``, with at most ``most`` ticks, all at powers of ten.
 
-    Less than a decade apart, no two powers of ten need lie inside: then the ticks are at 1, 2 and 5 times one.
+    Less than a decade apart, no two powers of ten need lie inside: then the ticks are at 1, 2 and 5 times one, or at
+    every second or third of those, the power of ten itself among them.
     """
     if which == "x":
         axes.set_xlim(low, high)
@@ -278,7 +279,10 @@ def log10(axes: Axes, which: Which, low: float, high: float, most: int = 6) -> N
         ticks(axes, which, [10.0**power for power in range(last, first - 1, -stride)], power_of_ten)
     else:
         near = [digit * 10.0**power for power in range(first - 2, last + 2) for digit in (1, 2, 5)]
-        ticks(axes, which, [value for value in near if low <= value <= high])
+        inside = [place for place, value in enumerate(near) if low <= value <= high]
+        stride = max(1, math.ceil(len(inside) / most))
+        start = next((place for place in inside if place % 3 == 0), 0)  # of a power of ten
+        ticks(axes, which, [near[place] for place in inside if (place - start) % stride == 0])
 
 
 def power_of_ten(value: float) -> str:

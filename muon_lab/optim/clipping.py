@@ -25,10 +25,10 @@ from muon_lab.optim.step import check_positive, number
 def qk_clip(
     query: Float[Tensor, "*heads rows n"],
     key: Float[Tensor, "groups key_rows n"],
-    max_logits: Float[Tensor, "*heads"],
+    max_logits: Float[Tensor, "*logits"],
     threshold: float = 100.0,
     alpha: float = 0.5,
-    rotary: Float[Tensor, "*heads rotary_rows n"] | None = None,
+    rotary: Float[Tensor, "*others rotary_rows n"] | None = None,
 ) -> Float[Tensor, " groups"]:
     r"""Shrink query and key weights in place, and return the factor of each group.
 
@@ -43,7 +43,8 @@ def qk_clip(
     key : tensor
         Weights of the keys by group; groups follow each other as the heads do.
     max_logits : tensor
-        The largest logit of each head over all that is attended to, on all ranks.
+        The largest logit of each head over all that is attended to, on all ranks; the axes are those of the heads of
+        the queries.
     threshold, alpha : float
         :math:`\tau`, above 0, and the share of the queries, in [0, 1].
     rotary : tensor, optional
@@ -52,8 +53,8 @@ def qk_clip(
     Raises
     ------
     ValueError
-        If the heads are no whole number for each group, a logit is not finite, or a number is out of its range; nothing
-        has changed then.
+        If the heads are no whole number for each group, weights are not those of as many heads as there are logits, a
+        logit is not finite, or a number is out of its range; nothing has changed then.
 
     Examples
     --------
@@ -68,6 +69,10 @@ def qk_clip(
         raise ValueError(f"alpha is {share}, needed a number in [0, 1]")
     if groups == 0 or max_logits.numel() % groups:
         raise ValueError(f"{max_logits.numel()} heads and {groups} groups of keys, needed a whole number of heads each")
+    _check_heads("query", query, max_logits.shape)
+    _check_heads("key", key, key.shape[:1])
+    if rotary is not None:
+        _check_heads("rotary", rotary, max_logits.shape)
     if not torch.isfinite(max_logits).all():
         raise ValueError(f"max_logits are {max_logits.tolist()}, needed finite numbers")
     largest = max_logits.reshape(groups, -1).amax(dim=-1).to(torch.promote_types(max_logits.dtype, torch.float32))
@@ -78,6 +83,12 @@ def qk_clip(
     if rotary is not None:
         _scaled(rotary, by_head, 1.0)
     return gamma
+
+
+def _check_heads(name: str, W: Tensor, heads: torch.Size) -> None:
+    """Raise ``ValueError`` unless weights begin with axes of so many heads."""
+    if W.ndim <= len(heads) or W.shape[: len(heads)] != heads:
+        raise ValueError(f"{name} has shape {tuple(W.shape)}, needed {tuple(heads)} as max_logits and then its rows")
 
 
 def _scaled(W: Tensor, gamma: Tensor, power: float) -> None:

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from muon_lab.parallel.layouts import OwnerOfList
 from muon_lab.polar import choice, schedules
 from muon_lab.polar.engine import Orthogonalizer
 from muon_lab.polar.schedules import Schedule
@@ -53,7 +54,8 @@ def get(direction: Direction) -> Orthogonalizer:
     Raises
     ------
     ValueError
-        For what is none of these, and for an unknown name or an impossible number of steps.
+        For what is none of these, for the layout `owner` of a list, and for an unknown name or an impossible number of
+        steps.
 
     Examples
     --------
@@ -69,5 +71,10 @@ def get(direction: Direction) -> Orthogonalizer:
     if not callable(direction):
         raise ValueError(
             f"direction is {direction!r}, needed an orthogonalizer, a schedule, or its name, alone or with its steps"
+        )
+    if isinstance(direction, OwnerOfList):
+        raise ValueError(
+            f"direction is owner of a list of {len(direction.placements)} matrices, needed that of a stack, "
+            "layouts.owner(orthogonalize, collectives, placement) with one placement"
         )
     return direction

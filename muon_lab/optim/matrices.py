@@ -194,14 +194,14 @@ def fused(*blocks: int, groups: int = 1, head: int | None = None) -> View:
     return View(blocks=blocks, groups=groups, head=head)
 
 
-def check_parameter(parameter: Tensor, view: View | None, name: str) -> View:
+def check_parameter(parameter: Tensor, view: object, name: str) -> View:
     """Return the view of a parameter, `FLATTENED` for a matrix with none declared, or say why it is no matrix.
 
     Raises
     ------
     ValueError
         For a parameter that is not real floating point or has fewer than two axes, for one with more and no view, and
-        where the view does not fit; the message has the name.
+        where the view is none or does not fit; the message has the name.
 
     Examples
     --------
@@ -209,6 +209,8 @@ def check_parameter(parameter: Tensor, view: View | None, name: str) -> View:
     True
     """
     shape = tuple(parameter.shape)
+    if view is not None and not isinstance(view, View):
+        raise ValueError(f"{name} has the view {view!r}, needed a View such as matrices.STACKED or matrices.fused(...)")
     if parameter.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         raise ValueError(
             f"{name} has dtype {parameter.dtype}, needed a real one of float16, bfloat16, float32 and float64"

@@ -12,6 +12,7 @@ from torch.optim.optimizer import ParamsT
 
 from muon_lab.optim import directions
 from muon_lab.optim.muon import Muon
+from muon_lab.optim.optimizer import refuse_foreign
 from muon_lab.polar import direct
 
 
@@ -57,6 +58,7 @@ class MOP(Muon):
         direction: directions.Direction | None = None,
         **options: object,
     ) -> None:
+        refuse_foreign(type(self).__name__, options, strict=True)
         exact = direct.svd() if direction is None else direction
         super().__init__(
             params, lr, momentum, nesterov, weight_decay, exact, scale, decay, "average", extra, None, **options

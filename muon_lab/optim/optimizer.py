@@ -18,9 +18,12 @@ rounded once. State is kept in that dtype too, whatever the parameter's: an aver
 adds to it is below its spacing. ``state_dtype`` in a group chooses another.
 """
 
+import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from math import prod
+from types import FunctionType
+from typing import Any, ClassVar, Final
 
 import torch
 from jaxtyping import Float
@@ -28,8 +31,10 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from muon_lab.compiling import as_written
+from muon_lab.nearest import unknown
 from muon_lab.optim.matrices import View, check_parameter
-from muon_lab.optim.step import check_rate
+from muon_lab.optim.step import check_flag, check_rate
+from muon_lab.parallel.layouts import ALONE, Whole
 from muon_lab.polar import batches
 
 #: The state of a stack: tensors with a leading axis of matrices, and integers that all of them share, such as a count.
@@ -37,6 +42,15 @@ State = dict[str, Tensor | int]
 
 #: Options of torch's optimizers that ask for another way to do the same step.
 FOREIGN = ("foreach", "fused", "capturable", "differentiable", "maximize")
+
+#: What torch's schedulers keep in groups.
+SCHEDULED: Final = ("initial_lr", "min_lr", "max_lr", "base_momentum", "max_momentum", "swa_lr")
+
+#: Settings of the rules that are true or false.
+FLAGS: Final = ("nesterov", "correct_bias", "correct_shampoo_bias", "kl")
+
+#: Arguments of the rules that are the same for all groups: values, which a checkpoint keeps in words.
+WHOLE: Final = ("direction", "adapt", "arithmetic")
 
 
 @dataclass(frozen=True)
@@ -133,7 +147,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
     ------
     ValueError
         When made or extended by `add_param_group`, with the name of the parameter: see `matrices.check_parameter`; for
-        a setting out of range; for an option of torch's that is not supported.
+        a setting out of range or one that the rule does not have; for an option of torch's that is not supported.
     """
 
     like_weight: tuple[str, ...] = ()
@@ -146,6 +160,11 @@ class MatrixOptimizer(torch.optim.Optimizer):
         super().__init__(params, {"view": None, "state_dtype": None, **defaults})
 
     # --- what a rule says ---------------------------------------------------------------------------------------------
+
+    @property
+    def shards(self) -> Whole:
+        """What the rule knows of whole matrices where it sees shards; by default it sees all."""
+        return ALONE
 
     def begin(self, W: Float[Tensor, "count m n"], settings: Mapping[str, Any]) -> State:
         """Return the whole state before the first gradient; W may be on the meta device."""
@@ -166,7 +185,10 @@ class MatrixOptimizer(torch.optim.Optimizer):
         kept = settings["state_dtype"]
         if kept is not None and not (isinstance(kept, torch.dtype) and kept.is_floating_point and kept.itemsize > 1):
             raise ValueError(f"state_dtype is {kept!r}, needed a torch dtype of at least 16 floating-point bits")
-        return {**settings, "lr": lr}
+        flags = {
+            name: check_flag(f"{type(self).__name__}: {name}", settings[name]) for name in FLAGS if name in settings
+        }
+        return {**settings, "lr": lr, **flags}
 
     # --- what torch asks ----------------------------------------------------------------------------------------------
 
@@ -176,9 +198,12 @@ class MatrixOptimizer(torch.optim.Optimizer):
         group = self.param_groups[-1]
         try:
             refuse_foreign(type(self).__name__, group)
+            self._refuse_unknown(group)
             members = list(self._members(len(self.param_groups) - 1, group))
             if len({id(member.parameter) for member in members}) < len(members):
                 raise ValueError(f"a group has {len(members)} parameters, needed each of them once")
+            for member in members:
+                self._check_shards(member)
         except ValueError:
             self.param_groups.pop()
             raise
@@ -208,25 +233,30 @@ class MatrixOptimizer(torch.optim.Optimizer):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """Return torch's dictionary, with views as plain dictionaries."""
+        """Return torch's dictionary, with views as plain dictionaries and what is the same for all groups in words."""
         packed = super().state_dict()
         for group in packed["param_groups"]:
-            group["view"] = _plain(group["view"])
+            group.update(self._whole(), view=_plain(group["view"]))
         return packed
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load state and settings, into memory of its own and in this optimizer's dtypes.
 
         Views and ``state_dtype`` are those of this optimizer; other settings are the loaded ones where there are any.
+        Groups say in words which ``direction``, ``adapt`` and ``arithmetic`` they were saved with; where they do not,
+        as those of other optimizers or with the entry removed, nothing is compared.
 
         Raises
         ------
         ValueError
-            If state or views do not fit, with the name of the parameter; nothing has changed then.
+            If state or views do not fit, with the name of the parameter; if a loaded setting is out of range; if what
+            the groups say is not how this optimizer was made. Nothing has changed then.
         """
         loaded: dict[str, Any] = {}
 
         def fitted(_: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+            if not {"state", "param_groups"} <= set(saved):
+                raise ValueError(f"the loaded state has {sorted(saved)}, needed 'state' and 'param_groups'")
             loaded.update(saved, param_groups=self._fitting_groups(saved["param_groups"]))
             self._check_fitting(loaded)
             return loaded
@@ -258,7 +288,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         """
         pieces = [piece for owned in present for piece in self._pieces(owned)]
         by_parameter: dict[int, list[Piece]] = {}
-        for stack in stacks(pieces):
+        for stack in stacks(pieces, self.shards):
             for piece in self._advanced(stack):
                 by_parameter.setdefault(id(piece.owned.parameter), []).append(piece)
         plans = [self._planned(sorted(done, key=lambda piece: piece.part)) for done in by_parameter.values()]
@@ -303,13 +333,34 @@ class MatrixOptimizer(torch.optim.Optimizer):
             if isinstance(entry, Tensor)
         )
 
+    def _refuse_unknown(self, group: Mapping[str, Any]) -> None:
+        """Raise ``ValueError`` if a group has what no step would look at."""
+        rule = type(self).__name__
+        for name in group:
+            if name in WHOLE and hasattr(self, name):
+                raise ValueError(f"a group has {name!r}, needed as an argument of {rule}: all groups share it")
+            if name not in (*self.defaults, *FOREIGN, *SCHEDULED, "params", "param_names"):
+                raise unknown(f"setting of a group of {rule}", name, sorted(self.defaults))
+
+    def _settings(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings of a group, checked."""
+        return self.check({k: v for k, v in group.items() if k not in ("params", "param_names", "view")})
+
     def _members(self, number: int, group: dict[str, Any]) -> Iterator[Owned]:
-        settings = self.check({k: v for k, v in group.items() if k not in ("params", "param_names", "view")})
+        settings = self._settings(group)
         names: Sequence[str] = group.get("param_names") or [
             f"parameter {i} of group {number}" for i in range(len(group["params"]))
         ]
         for parameter, name in zip(group["params"], names, strict=True):
             yield Owned(parameter, name, check_parameter(parameter, group["view"], name), number, settings)
+
+    def _check_shards(self, owned: Owned) -> None:
+        """Raise ``ValueError`` if the matrices of a parameter are not the shards that the rule sees."""
+        for shape in owned.view.shapes(owned.parameter.shape, owned.name):
+            try:
+                self.shards.whole_shape(shape)
+            except ValueError as error:
+                raise ValueError(f"{owned.name}: {error}") from error
 
     def _pieces(self, owned: Owned) -> Iterator[Piece]:
         """Yield the parts of a parameter with their gradients and states."""
@@ -376,6 +427,10 @@ class MatrixOptimizer(torch.optim.Optimizer):
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
+    def _whole(self) -> dict[str, str]:
+        """Return what is the same for all groups, in words."""
+        return {name: said(getattr(self, name)) for name in WHOLE if hasattr(self, name)}
+
     def _blank(self, owned: Owned) -> State:
         """Return the first state of a parameter as it would be stored, on the meta device."""
         pieces = []
@@ -391,8 +446,13 @@ class MatrixOptimizer(torch.optim.Optimizer):
         for own, loaded in zip(self.param_groups, saved, strict=True):
             if _plain(loaded.get("view", own["view"])) != _plain(own["view"]):
                 raise ValueError(f"the loaded state has the view {loaded['view']}, needed {_plain(own['view'])}")
+            for name, needed in self._whole().items():
+                if loaded.get(name, needed) != needed:
+                    raise ValueError(f"the loaded state was made with {name} {loaded[name]}, needed {needed}")
             settings = {name: value for name, value in own.items() if name != "params"}
-            groups.append({**settings, **loaded, "view": own["view"], "state_dtype": own["state_dtype"]})
+            given = {name: value for name, value in loaded.items() if name not in WHOLE}
+            groups.append({**settings, **given, "view": own["view"], "state_dtype": own["state_dtype"]})
+            self._settings(groups[-1])
         return groups
 
     def _check_fitting(self, loaded: Mapping[str, Any]) -> None:
@@ -405,26 +465,29 @@ class MatrixOptimizer(torch.optim.Optimizer):
                 raise ValueError(f"{owned.name}: the loaded state has {given}, needed {needed}")
 
 
-def stacks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Yield pieces of equal shape together, in their order, as many at a time as gain from company."""
+def stacks(pieces: Iterable[Piece], shards: Whole = ALONE) -> Iterator[list[Piece]]:
+    """Yield pieces of equal shape together, in their order, as many at a time as gain from company.
+
+    Of shards the whole matrices count, so that ranks with unequal ones make the same stacks, and those of one rank.
+    """
     kinds: dict[Hashable, list[Piece]] = {}
     for piece in pieces:
         kinds.setdefault(piece.kind, []).append(piece)
     for alike in kinds.values():
         stack: list[Piece] = []
         for piece in alike:
-            if stack and not _fits(stack, piece):
+            if stack and not (shards.together or _fits(stack, piece, shards)):
                 yield stack
                 stack = []
             stack.append(piece)
         yield stack
 
 
-def _fits(stack: list[Piece], piece: Piece) -> bool:
+def _fits(stack: list[Piece], piece: Piece, shards: Whole) -> bool:
     """Say whether a piece gains from joining a stack: large matrices on a CPU run at full rate by themselves."""
-    if piece.W.device.type == "cpu" and piece.W.shape[1:].numel() > batches.ALONE:
+    if piece.W.device.type == "cpu" and prod(shards.whole_shape(piece.W.shape[1:])) > batches.ALONE:
         return False
-    return sum(other.W.numel() for other in stack) + piece.W.numel() <= batches.ENTRIES
+    return sum(prod(shards.whole_shape(other.W.shape)) for other in (*stack, piece)) <= batches.ENTRIES
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor:
@@ -460,10 +523,15 @@ def finite(tensors: Sequence[Tensor]) -> list[bool]:
         if X.numel():
             by_device.setdefault(X.device, []).append(i)
     for indices in by_device.values():
-        told = torch.stack([torch.stack(torch.aminmax(tensors[i])).isfinite().all() for i in indices])
+        told = torch.stack([torch.stack(torch.aminmax(_real(tensors[i]))).isfinite().all() for i in indices])
         for i, fine in zip(indices, told.tolist(), strict=True):
             found[i] = fine
     return found
+
+
+def _real(X: Tensor) -> Tensor:
+    """Return the real and imaginary parts of complex numbers."""
+    return torch.view_as_real(X.resolve_conj()) if X.is_complex() else X
 
 
 def nonfinite_gradients(present: Sequence[Owned]) -> tuple[str, ...]:
@@ -526,6 +594,46 @@ def _kept(value: Tensor | int, owned: Owned) -> Tensor | int:
     if not isinstance(value, Tensor):
         return value
     return value.detach().to(owned.parameter.device, owned.kept, copy=True, memory_format=torch.contiguous_format)
+
+
+def said(value: object) -> str:
+    """Return a value in words that are the same in every process: what it holds, without addresses and sources.
+
+    A function is said by its name and the frozen values, functions and texts that it encloses; two that only differ in
+    code or in enclosed numbers, which may be counters, are the same.
+
+    Examples
+    --------
+    >>> from muon_lab import polar
+    >>> said(polar.svd()), said(lambda C: C), said(None)
+    ('Direct(method=SVD(), roundoff=None, dtype=torch.float64)', '<lambda>', 'None')
+    """
+    return _said(value, ())
+
+
+def _said(value: object, within: tuple[object, ...]) -> str:
+    if isinstance(value, FunctionType):
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        held = {name: cell.cell_contents for name, cell in cells}
+        lasting = {name: each for name, each in held.items() if _lasts(each) and all(each is not x for x in within)}
+        inner = ", ".join(f"{name}={_said(each, (*within, value))}" for name, each in lasting.items())
+        return f"{value.__qualname__}({inner})" if inner else value.__qualname__
+    if is_dataclass(value) and _is_value(value):
+        shown = [field.name for field in fields(value) if field.repr and field.name != "source"]
+        entries = [f"{name}={_said(getattr(value, name), within)}" for name in shown]
+        return f"{type(value).__name__}({', '.join(entries)})"
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def _lasts(value: object) -> bool:
+    """Say whether something that a function encloses is part of what it is."""
+    return isinstance(value, (FunctionType, str, torch.dtype)) or _is_value(value)
+
+
+def _is_value(value: object) -> bool:
+    """Say whether something is a frozen dataclass."""
+    frozen = getattr(value, "__dataclass_params__", None)
+    return frozen is not None and frozen.frozen and not isinstance(value, type)
 
 
 def _plain(view: View | Mapping[str, Any] | None) -> dict[str, Any] | None:

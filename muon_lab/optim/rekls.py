@@ -5,13 +5,16 @@ References
 NVIDIA-NeMo/Emerging-Optimizers, commit fd77292 (August 2026): real-time eigen Kullback-Leibler SOAP.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from muon_lab.optim.soap import SOAP
+
+#: What makes it REKLS.
+FIXED: Final[Mapping[str, Any]] = {"eigenbasis": "eigh", "kl": True, "frequency": 1}
 
 
 class REKLS(SOAP):
@@ -33,7 +36,7 @@ class REKLS(SOAP):
     Raises
     ------
     ValueError
-        As for `SOAP`.
+        As for `SOAP`, and for a group or a loaded state in which one of the three is another.
     TypeError
         If one of the three is given.
 
@@ -58,3 +61,10 @@ class REKLS(SOAP):
     ) -> None:
         base = (lr, betas, shampoo_beta, eps, weight_decay, decay)
         super().__init__(params, *base, eigenbasis="eigh", kl=True, frequency=1, **options)
+
+    def check(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings of a group as plain numbers, or raise ``ValueError``."""
+        for name, needed in FIXED.items():
+            if settings[name] != needed:
+                raise ValueError(f"REKLS: {name} is {settings[name]!r}, needed {needed!r}")
+        return super().check(settings)

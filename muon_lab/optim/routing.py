@@ -17,8 +17,10 @@ The default rules, in order:
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from inspect import Parameter, signature
 from typing import Any, Final
 
 import torch
@@ -27,9 +29,11 @@ from torch import Tensor, nn
 from muon_lab.compiling import as_written
 from muon_lab.optim.matrices import FLATTENED, View, check_parameter, fused
 from muon_lab.optim.optimizer import MatrixOptimizer, Owned, StepReport, nonfinite_gradients
+from muon_lab.optim.step import check_rate
 
-#: Names of modules that make logits: the last part of their path.
-HEADS: Final = ("head", "lm_head", "unembedding", "classifier", "score")
+#: Names of modules that make logits: the last part of their path. ``fc`` and ``output`` are not among them, as hidden
+#: layers and projections of attention are called that too: where they are heads, say so by ``heads`` of `split`.
+HEADS: Final = ("head", "lm_head", "unembedding", "embed_out", "classifier", "score", "qa_outputs")
 
 NORMS: Final = (
     nn.LayerNorm,
@@ -96,7 +100,7 @@ class Rule:
 
     def viewed(self, site: Site) -> View | None:
         """Return the view of a parameter to which the rule applies."""
-        return self.view if isinstance(self.view, View) or self.view is None else self.view(site)
+        return self.view(site) if callable(self.view) else self.view
 
 
 def named_head(heads: Iterable[str]) -> Rule:
@@ -337,12 +341,17 @@ class Joint(torch.optim.Optimizer):
     """Several optimizers that take one step: all of them, or none.
 
     A gradient that is not finite, anywhere, leaves everything as it was (`report` says where it is). Matrix optimizers
-    compute their steps before any weight is written.
+    compute their steps before any weight is written, and write them after the others have stepped; should one of those
+    raise, they are all put back, for which the step holds a second copy of what they own.
+
+    Hooks of a part run too: those of matrix optimizers before anything is computed and after everything is written
+    (what they return is not used), those of the others around their own steps.
 
     Parameters
     ----------
     optimizers : mapping of label to Optimizer
-        No parameter in two of them. Their groups are those of this optimizer, so schedulers reach all.
+        No parameter in two of them, and none that needs a closure, as `torch.optim.LBFGS` does. Their groups are those
+        of this optimizer, so schedulers reach all; one may also have a scheduler of its own.
 
     Attributes
     ----------
@@ -352,7 +361,7 @@ class Joint(torch.optim.Optimizer):
     Raises
     ------
     ValueError
-        If a parameter has two optimizers, or there are no optimizers.
+        If a parameter has two optimizers, one of them needs a closure, or there are no optimizers.
 
     Examples
     --------
@@ -368,6 +377,12 @@ class Joint(torch.optim.Optimizer):
     def __init__(self, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
         self.optimizers = dict(optimizers)
         self.report = StepReport()
+        for label, each in self.optimizers.items():
+            if _needs_closure(each):
+                raise ValueError(
+                    f"{label} is {type(each).__name__}, whose step needs a closure that it calls as often as it likes, "
+                    "needed an optimizer of one gradient a step"
+                )
         owned = [id(parameter) for group in self.param_groups for parameter in group["params"]]
         if len(set(owned)) < len(owned):
             raise ValueError(f"the optimizers have {len(owned)} parameters, needed each of them once")
@@ -401,23 +416,33 @@ class Joint(torch.optim.Optimizer):
         Raises
         ------
         ValueError
-            As for `MatrixOptimizer.step`; then nothing has changed.
+            As for `MatrixOptimizer.step`, and for a learning rate of any group that is not a finite number of at least
+            0; then nothing has changed.
+        Exception
+            What one of the others raises; then nothing has changed.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        matrix = [each for each in self.optimizers.values() if isinstance(each, MatrixOptimizer)]
+        others = [each for each in self.optimizers.values() if not isinstance(each, MatrixOptimizer)]
+        for own in matrix:
+            _run(own._optimizer_step_pre_hooks, own)
         report = StepReport(nonfinite_gradients(self._present()))
         if report.taken:
-            matrix = [each for each in self.optimizers.values() if isinstance(each, MatrixOptimizer)]
-            plans = [each.plan(each.present()) for each in matrix]
+            self._check_rates()
+            plans = [own.plan(own.present()) for own in matrix]
+            _step_all(others)
             for own, plan in zip(matrix, plans, strict=True):
                 own.carry_out(plan)
-                own.report = report
-            for each in self.optimizers.values():
-                if each not in matrix:
-                    each.step()
+        for own in matrix:
+            own.report = report
         self.report = report
+        for each in self.optimizers.values():
+            each._opt_called = True  # type: ignore[attr-defined]  # what a scheduler of a part looks for
+        for own in matrix:
+            _run(own._optimizer_step_post_hooks, own)
         return loss
 
     def state_dict(self) -> dict[str, Any]:
@@ -448,6 +473,13 @@ class Joint(torch.optim.Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         return {"defaults": {}, "state": self.state, "optimizers": self.optimizers, "report": self.report}
 
+    def _check_rates(self) -> None:
+        """Raise ``ValueError`` for a learning rate with which no step can be taken."""
+        for label, each in self.optimizers.items():
+            for group in each.param_groups:
+                if "lr" in group:
+                    check_rate(f"{label}: lr", group["lr"])
+
     def _present(self) -> list[Owned]:
         """Return the parameters that have a gradient, with their names."""
         found = []
@@ -457,3 +489,56 @@ class Joint(torch.optim.Optimizer):
             ]
             found += [Owned(p, name, FLATTENED, number, {}) for p, name in zip(group["params"], names, strict=True)]
         return [owned for owned in found if owned.parameter.grad is not None]
+
+
+def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Say whether a step has to be given something."""
+    kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    needed = signature(optimizer.step).parameters.values()
+    return any(each.kind in kinds and each.default is Parameter.empty for each in needed)
+
+
+def _run(hooks: Mapping[int, Callable[..., Any]], optimizer: torch.optim.Optimizer) -> None:
+    """Call hooks of an optimizer's steps."""
+    for hook in list(hooks.values()):
+        hook(optimizer, (optimizer,), {})
+
+
+def _step_all(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Step every optimizer; if one raises, all of them are as they were."""
+    before = [_Copy(each) for each in optimizers]
+    try:
+        for each in optimizers:
+            each.step()
+    except BaseException:
+        for copy in before:
+            copy.restore()
+        raise
+
+
+class _Copy:
+    """What a step of an optimizer may change, in memory of its own: weights, state, and the settings of groups."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self.groups = [dict(group) for group in optimizer.param_groups]
+        parameters = [p for group in self.groups for p in group["params"]]
+        self.weights = [(p, p.detach().clone()) for p in parameters if p.grad is not None]
+        self.idle = {p for p in parameters if p.grad is None}
+        moving = {key: entries for key, entries in optimizer.state.items() if key not in self.idle}
+        self.state = {key: {name: _cloned(value) for name, value in moving[key].items()} for key in moving}
+
+    def restore(self) -> None:
+        """Put everything back."""
+        for p, W in self.weights:
+            p.detach().copy_(W)
+        for group, settings in zip(self.optimizer.param_groups, self.groups, strict=True):
+            group.clear()
+            group.update(settings)
+        for key in [key for key in self.optimizer.state if key not in self.idle]:
+            del self.optimizer.state[key]
+        self.optimizer.state.update(self.state)
+
+
+def _cloned(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else deepcopy(value)

@@ -8,14 +8,16 @@ r"""Second moments of Muon: what divides the direction, as values that `Muon` ta
 =========== ==================================================================================================
 
 for the direction D of the candidate C and the gradient G, before the factor for the shape. V starts at zero and has no
-bias correction.
+bias correction. Where a layout sees a shard of a matrix, axes, lengths, means and norms are those of the whole: a norm,
+and a mean over the cut axis, is a sum over ranks. V of `NorMuon` is then the same on every rank if it averages over the
+cut axis, and a shard if not.
 
 Sources: Si et al. (2025), *AdaMuon* (arXiv 2507.11005); Li et al. (2025), *NorMuon* (arXiv 2510.05491); *NAMO* (arXiv
 2602.17080); NVIDIA-NeMo/Emerging-Optimizers, commit fd77292 (August 2026), whose `NorMuon` keeps V itself at least at
 :math:`\epsilon`, which shows only where a row or column of D all but vanishes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol, runtime_checkable
 
 import torch
@@ -23,6 +25,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from muon_lab.optim.step import check_fraction, check_name, check_positive
+from muon_lab.parallel.layouts import ALONE, Whole
 
 
 @runtime_checkable
@@ -56,10 +59,11 @@ class SecondMoment(Protocol):
 
 @dataclass(frozen=True)
 class _Average:
-    """The coefficient of the average and what keeps the quotient finite."""
+    """The coefficient of the average, what keeps the quotient finite, and what matrices are shards of."""
 
     beta2: float = 0.95
     eps: float = 1e-8
+    shards: Whole = field(default=ALONE, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_fraction(f"{type(self).__name__}: beta2", self.beta2)
@@ -68,6 +72,13 @@ class _Average:
     def averaged(self, V: Tensor, now: Tensor) -> Tensor:
         """Return the average with one more value in it."""
         return torch.add(self.beta2 * V, now, alpha=1 - self.beta2)
+
+    def norm(self, X: Float[Tensor, "count m n"]) -> Float[Tensor, "count 1 1"]:
+        """Return the Frobenius norm of each whole matrix."""
+        own = torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True)
+        if self.shards.ranks is None:
+            return own
+        return self.shards.summed(own.to(torch.float64).square()).sqrt().to(X.dtype)
 
 
 @dataclass(frozen=True)
@@ -155,7 +166,12 @@ class NorMuon(_Average):
     def begin(self, W: Float[Tensor, "count m n"]) -> Float[Tensor, "count p q"]:
         """Return zeros, a row or a column of them."""
         count, m, n = W.shape
-        return W.new_zeros(count, m, 1) if m >= n else W.new_zeros(count, 1, n)
+        return W.new_zeros(count, m, 1) if self._axis(W) == -1 else W.new_zeros(count, 1, n)
+
+    def _axis(self, W: Float[Tensor, "count m n"]) -> int:
+        """Return the axis over which V averages."""
+        m, n = self.shards.whole_shape(W.shape)[-2:]
+        return -1 if m >= n else -2
 
     def advance(
         self,
@@ -165,10 +181,11 @@ class NorMuon(_Average):
         C: Float[Tensor, "count m n"],
     ) -> tuple[Float[Tensor, "count p q"], Float[Tensor, "count m n"]]:
         """Return the new V and the update U."""
-        axis = -1 if D.shape[-2] >= D.shape[-1] else -2
-        V = self.averaged(V, (D * D).sum(dim=axis, keepdim=True) / max(D.shape[axis], 1))
+        axis = self._axis(D)
+        squares = self.shards.summed((D * D).sum(dim=axis, keepdim=True), axis)
+        V = self.averaged(V, squares / max(self.shards.whole_shape(D.shape)[axis], 1))
         rows = D / V.clamp(min=self.eps).sqrt()
-        return V, rows * (_norm(D) / _norm(rows).clamp(min=self.eps))
+        return V, rows * (self.norm(D) / self.norm(rows).clamp(min=self.eps))
 
 
 @dataclass(frozen=True)
@@ -216,8 +233,8 @@ class NAMO(_Average):
         C: Float[Tensor, "count m n"],
     ) -> tuple[Float[Tensor, "count 1 1"], Float[Tensor, "count m n"]]:
         """Return the new V and the update U."""
-        V = self.averaged(V, _norm(G).square())
-        return V, D * (_norm(C) / (V.sqrt() + self.eps))
+        V = self.averaged(V, self.norm(G).square())
+        return V, D * (self.norm(C) / (V.sqrt() + self.eps))
 
 
 BY_NAME: Final[dict[str, SecondMoment]] = {"adamuon": AdaMuon(), "normuon": NorMuon(), "namo": NAMO()}
@@ -240,6 +257,19 @@ def get(name: str) -> SecondMoment:
     return BY_NAME[name]
 
 
-def _norm(X: Float[Tensor, "count m n"]) -> Float[Tensor, "count 1 1"]:
-    """Return the Frobenius norm of each matrix."""
-    return torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True)
+def on_shards(adapt: SecondMoment, shards: Whole) -> SecondMoment:
+    """Return a second moment that knows what matrices are shards of.
+
+    Raises
+    ------
+    ValueError
+        For one that has no place for it.
+
+    Examples
+    --------
+    >>> on_shards(NorMuon(beta2=0.9), ALONE)
+    NorMuon(beta2=0.9, eps=1e-08)
+    """
+    if not isinstance(adapt, _Average):
+        raise ValueError(f"adapt is {adapt!r} for shards, needed AdaMuon, NorMuon or NAMO, which sum over ranks")
+    return replace(adapt, shards=shards)

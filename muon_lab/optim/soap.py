@@ -55,7 +55,17 @@ from muon_lab.eigen.factors import Factors
 from muon_lab.eigen.precondition import SECOND_MOMENTS, Adam, Bases, Moments
 from muon_lab.eigen.track import Eigenbasis, Outcome, Tracked
 from muon_lab.optim.optimizer import MatrixOptimizer, State, refuse_foreign
-from muon_lab.optim.step import DECAYS, check_fraction, check_name, check_positive, check_rate, decayed, moved, number
+from muon_lab.optim.step import (
+    DECAYS,
+    check_flag,
+    check_fraction,
+    check_name,
+    check_positive,
+    check_rate,
+    decayed,
+    moved,
+    number,
+)
 
 EIGENBASES = ("eigh", "iteration")
 FIRST_STEPS = ("apply", "skip")
@@ -166,6 +176,8 @@ class Rule:
         check_fraction("SOAP: shampoo_beta", self.shampoo_beta)
         check_positive("SOAP: eps", self.eps)
         check_positive("SOAP: max_rms", 1.0 if self.max_rms is None else self.max_rms)
+        for name in ("nesterov", "correct_bias", "correct_shampoo_bias", "kl"):
+            check_flag(f"SOAP: {name}", getattr(self, name))
         for name in ("power_steps", "frequency"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
@@ -396,9 +408,7 @@ class SOAP(MatrixOptimizer):
     def check(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings of a group as plain numbers, or raise ``ValueError``."""
         numbers = {name: number(f"SOAP: {name}", settings[name]) for name in NUMBERS if settings[name] is not None}
-        betas = tuple(number("SOAP: betas", beta) for beta in settings["betas"])
-        if len(betas) != 2:
-            raise ValueError(f"SOAP: betas are {betas}, needed two numbers")
+        betas = _pair(settings["betas"])
         checked = {**super().check(settings), **numbers, "betas": betas}
         self.rule(checked)
         return checked
@@ -421,6 +431,17 @@ class SOAP(MatrixOptimizer):
             if any(counts):
                 found[owned.name] = counts
         return found
+
+
+def _pair(betas: Any) -> tuple[float, ...]:
+    """Return the two coefficients of Adam, or raise ``ValueError``."""
+    try:
+        found = tuple(number("SOAP: betas", beta) for beta in betas)
+    except TypeError:
+        found = ()
+    if len(found) != 2:
+        raise ValueError(f"SOAP: betas are {betas!r}, needed two numbers")
+    return found
 
 
 def tell(outcomes: Int[Tensor, "count 2"], dtype: torch.dtype) -> None:

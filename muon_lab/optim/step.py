@@ -31,21 +31,8 @@ directions are equal. The nuclear norm depends on the scale: there `sum` moves :
 the gradients are the same. A :math:`\mu` that changes makes two different averages of the gradients, with two
 directions.
 
-=================== =======================================
-momentum buffer                                        with Nesterov's look-ahead the candidate
-======== ============================================= =======================================
-`average` :math:`M \leftarrow \mu M + (1 - \mu) G`     :math:`C = \mu M + (1 - \mu) G`
-`sum`    :math:`M \leftarrow \mu M + G`                :math:`C = \mu M + G`
-======== ============================================= =======================================
-
-Without look-ahead C = M; the buffer starts at zero and has no bias correction.
-
-When the two forms agree. With a constant :math:`\mu` and the same gradients, :math:`C_{average} = (1 - \mu)\,
-C_{sum}` at every step, by induction from zero. So they give the same weights if the direction does not depend on the
-scale of C, neither does the factor s, and no decay of the form `l2` mixes weights into the gradients (the other forms
-act on W alone and do not matter). With the nuclear norm as factor `sum` moves :math:`1 / (1 - \mu)` times as far. A
-:math:`\mu` that changes gives two different averages of the gradients, and different directions.
-
+=================== =================================================================================
+mode                factor s
 =================== =================================================================================
 `none`              1
 `spectral`          :math:`\sqrt{\max(m, n)}`, for an update of RMS 1 from orthonormal rows or columns
@@ -55,7 +42,8 @@ act on W alone and do not matter). With the nuclear norm as factor `sum` moves :
 `nuclear_norm`      :math:`\langle D, C \rangle`, the nuclear norm of C if D is its polar factor
 =================== =================================================================================
 
-Matrices come with any number of leading axes. Nothing here changes its arguments.
+m and n, and the sum over entries, are those of the whole matrix where a layout sees a shard. Matrices come with any
+number of leading axes. Nothing here changes its arguments.
 
 References
 ----------
@@ -73,6 +61,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from muon_lab.nearest import unknown
+from muon_lab.parallel.layouts import ALONE, Whole
 
 DECAYS: Final = ("decoupled", "independent", "palm", "l2")
 FORMS: Final = ("average", "sum")
@@ -118,9 +107,13 @@ def momentum(
 
 
 def scale(
-    mode: str, C: Float[Tensor, "*batch m n"], D: Float[Tensor, "*batch m n"]
+    mode: str, C: Float[Tensor, "*batch m n"], D: Float[Tensor, "*batch m n"], shards: Whole = ALONE
 ) -> float | Float[Tensor, "*batch 1 1"]:
     """Return the factor of the direction D of the candidate C, in one of the modes `SCALES`; 0 for an empty matrix.
+
+    `shards` says what C and D are shards of. The sum for `nuclear_norm` is one of products rounded to the dtype of the
+    matrices, taken in float64 and rounded once: for float32 ranks have the bits of one, but where an error of float64
+    decides that rounding.
 
     Examples
     --------
@@ -128,9 +121,9 @@ def scale(
     >>> [round(float(scale(mode, C, C)), 3) for mode in SCALES]
     [1.0, 5.657, 1.131, 2.0, 2.0, 64.0]
     """
-    m, n = C.shape[-2:]
     if mode == "nuclear_norm":
-        return (D * C).sum(dim=(-2, -1), keepdim=True)
+        return shards.summed((D * C).sum(dim=(-2, -1), keepdim=True, dtype=torch.float64)).to(C.dtype)
+    m, n = shards.whole_shape(C.shape)[-2:]
     if m * n == 0:
         return 0.0
     factors = {
@@ -238,6 +231,24 @@ def check_positive(name: str, value: object) -> float:
     if not 0 < found < math.inf:
         raise ValueError(f"{name} is {found}, needed a finite number above 0")
     return found
+
+
+def check_flag(name: str, value: object) -> bool:
+    """Return a value that must be true or false; text and numbers are neither.
+
+    Raises
+    ------
+    ValueError
+        If it is not.
+
+    Examples
+    --------
+    >>> check_flag("nesterov", True)
+    True
+    """
+    if not isinstance(value, (bool, np.bool_)):
+        raise ValueError(f"{name} is {value!r}, needed True or False")
+    return bool(value)
 
 
 def check_name(what: str, name: object, known: tuple[str, ...]) -> None:

@@ -29,11 +29,13 @@ if TYPE_CHECKING:
     )
     from muon_lab.parallel.links import SimulatedLink
     from muon_lab.parallel.replicas.elementwise import ElementwiseOptimizer
+    from muon_lab.parallel.replicas.joint import JointOptimizer
     from muon_lab.parallel.replicas.kinds import distribute
     from muon_lab.parallel.replicas.layerwise import LayerwiseOptimizer
 
 __all__ = [
     "ElementwiseOptimizer",
+    "JointOptimizer",
     "LayerwiseOptimizer",
     "SimulatedLink",
     "algorithms",
@@ -60,6 +62,7 @@ __all__ = [
 ]
 _elsewhere = {
     "ElementwiseOptimizer": "replicas.elementwise",
+    "JointOptimizer": "replicas.joint",
     "LayerwiseOptimizer": "replicas.layerwise",
     "SimulatedLink": "links",
     "distribute": "replicas.kinds",

@@ -10,12 +10,12 @@ from typing import NoReturn
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print one line a layout, on rank 0 alone; return 1 if bytes or bits are not what they must be."""
     options = _parser().parse_args(arguments)
-    present = os.environ.get("WORLD_SIZE")
-    started = int(present) if present else 4
-    ranks = started if options.ranks is None else options.ranks
     try:
         from muon_lab.parallel import trial
+        from muon_lab.parallel.worlds import torchrun
 
+        started = torchrun.number("WORLD_SIZE") if os.environ.get("WORLD_SIZE") else 4
+        ranks = started if options.ranks is None else options.ranks
         tried = trial.Trial(options.rows, options.cols, options.dim, options.schedule, options.steps, options.repeats)
         found = trial.run(tried, ranks, options.backend)
     except ValueError as error:

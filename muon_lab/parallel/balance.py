@@ -14,9 +14,9 @@ makespan :math:`\max_r L_r`, which no assignment of whole jobs brings below :mat
 The longest job first (LPT) takes a cap on what a rank holds, and buckets: jobs that travel together are dealt out one
 bucket after the other, so that each bucket's shares are even too.
 
-An assignment is a sequence of owners: policies serve as `owners` of `parallel.LayerwiseOptimizer`. Where they are to
-weigh something else than elements, they take costs from `priced`, whose prices are closed forms or seconds measured.
-Nothing here imports torch.
+An assignment is a sequence of owners: policies, or their names, serve as `owners` of `parallel.LayerwiseOptimizer`,
+which has them weigh what steps cost, by default :math:`m n \min(m, n)`. `priced` makes costs of other prices, closed
+forms or seconds measured. Nothing here imports torch.
 
 References
 ----------
@@ -29,6 +29,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 from muon_lab.parallel.grid import even
@@ -277,15 +278,15 @@ def hybrid(
     costs, ranks, elements
         As for `round_robin`.
     divided : callable, optional
-        What each member of a team has to do, by job and size of the team. By default the cost is cut evenly; of a
-        distributed Newton-Schulz, products of the short side are done by all.
+        What each member of a team has to do, at least 0, by job and size of the team. By default the cost is cut
+        evenly; of a distributed Newton-Schulz, products of the short side are done by all.
     cap : float, optional
         No rank holds more elements than so many times the mean.
 
     Raises
     ------
     ValueError
-        As `lpt_flops`.
+        As `lpt_flops`, and for a share that is negative or no number.
 
     Examples
     --------
@@ -297,7 +298,7 @@ def hybrid(
     """
     sizes = _checked(costs, ranks, elements)
     room = _room(sizes, ranks, cap)
-    share = divided or (lambda job, members: costs[job] / members)
+    share = _shares(divided) if divided else lambda job, members: costs[job] / members
     found = [_divided_above(limit, costs, sizes, ranks, share, room) for limit in _limits(costs, ranks)]
     complete = [assignment for assignment in found if isinstance(assignment, Assignment)]
     if not complete:
@@ -382,6 +383,9 @@ def assigned(owners: Sequence[int], costs: Costs, ranks: int, elements: Sequence
     sizes = _checked(costs, ranks, elements)
     if len(owners) != len(costs):
         raise ValueError(f"owners are {len(owners)} ranks, needed one for each of {len(costs)} jobs")
+    for job, owner in enumerate(owners):
+        if not isinstance(owner, (int, Integral)):
+            raise ValueError(f"owner of job {job} is {owner!r}, needed a rank of 0..{ranks - 1}")
     if len(owners) and not 0 <= min(owners) <= max(owners) < ranks:
         raise ValueError(f"owners lie in {min(owners)}..{max(owners)}, needed ranks of 0..{ranks - 1}")
     loads = [0.0] * ranks
@@ -507,14 +511,31 @@ def _checked(costs: Costs, ranks: int, elements: Sequence[int] | None) -> tuple[
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
         raise ValueError(f"ranks is {ranks!r}, needed a whole number of at least 1")
     for job, cost in enumerate(costs):
-        if not 0 <= cost < math.inf:
+        if not isinstance(cost, (float, int, Real)) or not 0 <= cost < math.inf:
             raise ValueError(f"the cost of job {job} is {cost!r}, needed a finite one of at least 0")
     sizes = tuple(map(math.ceil, costs) if elements is None else elements)
     if len(sizes) != len(costs):
         raise ValueError(f"elements are those of {len(sizes)} jobs, needed one number for each of {len(costs)} costs")
+    for job, size in enumerate(sizes):
+        if not isinstance(size, (int, Integral)):
+            raise ValueError(f"elements of job {job} are {size!r}, needed a whole number")
     if sizes and min(sizes) < 0:
         raise ValueError(f"elements of a job are {min(sizes)}, needed at least 0")
     return sizes
+
+
+def _shares(divided: Divided) -> Divided:
+    """Return what members of teams have to do, refusing what nobody can have."""
+
+    def share(job: int, members: int) -> float | int:
+        found = divided(job, members)
+        if not isinstance(found, Real) or not found >= 0:
+            raise ValueError(
+                f"divided gives {found!r} for job {job} and a team of {members}, needed a cost of at least 0"
+            )
+        return found
+
+    return share
 
 
 def _room(sizes: Sequence[int], ranks: int, cap: float | int | None) -> list[float]:

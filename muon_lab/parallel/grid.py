@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from numbers import Integral
 from typing import Any, NamedTuple
 
 
@@ -20,7 +21,7 @@ class Placement:
     Raises
     ------
     ValueError
-        For another axis, no rank at all, or a negative size.
+        For another axis, no rank at all, or a size that is no whole number of at least 0.
 
     Examples
     --------
@@ -37,8 +38,10 @@ class Placement:
     def __post_init__(self) -> None:
         if self.dim not in (0, 1) or isinstance(self.dim, bool):
             raise ValueError(f"dim of a placement must be 0 (rows) or 1 (columns), not {self.dim!r}")
-        if not self.sizes or min(self.sizes) < 0:
-            raise ValueError(f"sizes of a placement must be one non-negative length a rank, not {self.sizes!r}")
+        if not self.sizes or not all(map(_is_whole, self.sizes)) or min(self.sizes) < 0:
+            raise ValueError(
+                f"sizes of a placement must be one non-negative length a rank, a whole number, not {self.sizes!r}"
+            )
 
     @property
     def tp(self) -> int:
@@ -129,9 +132,9 @@ def even(length: int, tp: int, dim: int) -> Placement:
     Raises
     ------
     ValueError
-        If tp is below 1.
+        If tp is below 1, or the length is no whole number.
     """
-    share, rest = divmod(length, _whole_number(tp))
+    share, rest = divmod(_length(length), _whole_number(tp))
     return Placement(dim, tuple(share + (rank < rest) for rank in range(tp)))
 
 
@@ -141,7 +144,7 @@ def chunked(length: int, tp: int, dim: int) -> Placement:
     Raises
     ------
     ValueError
-        If tp is below 1.
+        If tp is below 1, or the length is no whole number.
 
     Examples
     --------
@@ -150,8 +153,18 @@ def chunked(length: int, tp: int, dim: int) -> Placement:
     >>> chunked(6, 5, dim=0).sizes
     (2, 2, 2, 0, 0)
     """
-    share = -(-length // _whole_number(tp))
+    share = -(-_length(length) // _whole_number(tp))
     return Placement(dim, tuple(max(0, min(share, length - rank * share)) for rank in range(tp)))
+
+
+def _is_whole(number: object) -> bool:
+    return isinstance(number, Integral) and not isinstance(number, bool)
+
+
+def _length(length: int) -> int:
+    if not _is_whole(length):
+        raise ValueError(f"length of the axis to cut must be a whole number, not {length!r}")
+    return length
 
 
 def _whole_number(tp: int) -> int:
@@ -163,7 +176,7 @@ def _whole_number(tp: int) -> int:
 #: The coordinates that differ within a group of an axis: dp is ep and expert_dp together.
 _MOVING = {
     "dp": ("dp", "ep", "expert_dp"),
-    "tp": ("tp",),
+    "tp": ("tp", "ep", "expert_dp"),
     "pp": ("pp",),
     "ep": ("dp", "ep"),
     "expert_dp": ("dp", "expert_dp"),
@@ -187,19 +200,21 @@ class Grid:
     .. math:: rank = tp + T\,(dp + D \cdot pp)
 
     Expert parallelism adds no ranks: it cuts the data-parallel axis into blocks of `ep` ranks that hold different
-    experts, so that an expert is replicated ``dp / ep`` times ("expert_dp").
+    experts, so that an expert is replicated ``dp / ep`` times ("expert_dp"). An ep that does not divide dp cuts the
+    data- and tensor-parallel ranks of a stage together, tensor neighbours first: they hold different, whole experts,
+    each of which is replicated ``dp * tp / ep`` times.
 
     Parameters
     ----------
     dp, tp, pp : int
         Lengths of the axes.
     ep : int
-        Length of the expert axis, a divisor of dp.
+        Length of the expert axis, a divisor of dp or of dp * tp.
 
     Raises
     ------
     ValueError
-        For a length below 1, or an ep that does not divide dp.
+        For a length below 1, or an ep that does not divide dp * tp.
 
     References
     ----------
@@ -215,6 +230,8 @@ class Grid:
     Coordinates(dp=1, tp=0, pp=0, ep=0, expert_dp=1)
     >>> Grid(dp=4, ep=2).groups("ep"), Grid(dp=4, ep=2).groups("expert_dp")
     (((0, 1), (2, 3)), ((0, 2), (1, 3)))
+    >>> Grid(dp=2, tp=4, ep=4).groups("ep"), Grid(dp=2, tp=4, ep=4).groups("expert_dp")
+    (((0, 1, 2, 3), (4, 5, 6, 7)), ((0, 4), (1, 5), (2, 6), (3, 7)))
     """
 
     dp: int = 1
@@ -227,13 +244,21 @@ class Grid:
             length = getattr(self, name)
             if not isinstance(length, int) or isinstance(length, bool) or length < 1:
                 raise ValueError(f"{name} of a grid must be a whole number of at least 1, not {length!r}")
-        if self.dp % self.ep:
-            raise ValueError(f"ep of a grid must divide dp={self.dp}, but is {self.ep}")
+        ranks = self.dp * self.tp
+        if ranks % self.ep:
+            near = min((d for d in range(1, ranks + 1) if ranks % d == 0), key=lambda d: (abs(d - self.ep), d))
+            told = f"dp={ranks}" if self.tp == 1 else f"dp·tp={self.dp}·{self.tp}={ranks}"
+            raise ValueError(f"ep of a grid must divide {told}, but is {self.ep}, and {near} is the nearest that does")
 
     @property
     def size(self) -> int:
         """Number of ranks."""
         return self.dp * self.tp * self.pp
+
+    @property
+    def _across(self) -> bool:
+        """Whether the expert axis goes across tensor-parallel ranks."""
+        return self.dp % self.ep != 0
 
     def rank(self, *, dp: int = 0, tp: int = 0, pp: int = 0) -> int:
         """Return the rank at given coordinates.
@@ -260,7 +285,7 @@ class Grid:
             raise ValueError(f"rank of a grid of {self.size} must lie in 0..{self.size - 1}, not be {rank}")
         above, tp = divmod(rank, self.tp)
         pp, dp = divmod(above, self.dp)
-        expert_dp, ep = divmod(dp, self.ep)
+        expert_dp, ep = divmod(tp + self.tp * dp if self._across else dp, self.ep)
         return Coordinates(dp, tp, pp, ep, expert_dp)
 
     def groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
@@ -273,10 +298,11 @@ class Grid:
         """
         if axis not in Coordinates._fields:
             raise ValueError(f"axis of a grid must be one of {', '.join(Coordinates._fields)}, not {axis!r}")
+        moving = (*_MOVING[axis], "tp") if self._across and axis in ("ep", "expert_dp") else _MOVING[axis]
         groups: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.size):
             at = self.coordinates(rank)._asdict()
-            fixed = tuple(value for name, value in at.items() if name not in _MOVING[axis])
+            fixed = tuple(value for name, value in at.items() if name not in moving)
             groups.setdefault(fixed, []).append(rank)
         return tuple(tuple(group) for group in groups.values())
 

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from jaxtyping import Shaped
@@ -119,7 +120,7 @@ class SimulatedLink(Collectives):
         link: Link | None = None,
     ) -> None:
         for name, value in (("alpha", alpha), ("beta", beta)):
-            if not 0 <= value < math.inf:
+            if not isinstance(value, Real) or not 0 <= value < math.inf:
                 raise ValueError(f"{name} of a link is {value!r}, needed a finite time of at least 0")
         if algorithm not in algorithms.FAMILIES:
             raise ValueError(f"algorithm must be one of {', '.join(algorithms.FAMILIES)}, not {algorithm!r}")

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from muon_lab.polar.batches import together
     from muon_lab.polar.choice import Choice, auto
     from muon_lab.polar.direct import Decomposition, Direct, gram_eigh, svd
-    from muon_lab.polar.engine import Orthogonalizer, iterates, newton_schulz
+    from muon_lab.polar.engine import NewtonSchulz, Orthogonalizer, iterates, newton_schulz
     from muon_lab.polar.gram import GramNewtonSchulz, gram_newton_schulz
     from muon_lab.polar.rational import halley, qdwh, scaled_newton
     from muon_lab.polar.schedules import Design, Schedule, ScheduleWarning
@@ -20,6 +20,7 @@ __all__ = [
     "Design",
     "Direct",
     "GramNewtonSchulz",
+    "NewtonSchulz",
     "Orthogonalizer",
     "Schedule",
     "ScheduleWarning",
@@ -51,9 +52,7 @@ __getattr__, __dir__ = lazy.attach(
         "Design": "schedules",
         "Schedule": "schedules",
         "ScheduleWarning": "schedules",
-        "Orthogonalizer": "engine",
-        "iterates": "engine",
-        "newton_schulz": "engine",
+        **dict.fromkeys(("NewtonSchulz", "Orthogonalizer", "iterates", "newton_schulz"), "engine"),
         "rational": "rational",
         **dict.fromkeys(("Decomposition", "Direct", "gram_eigh", "svd"), "direct"),
         **dict.fromkeys(("halley", "qdwh", "scaled_newton"), "rational"),

@@ -4,17 +4,19 @@ All forms apply the same polynomial; they differ in flops and in what rounding d
 predicted deviation from exact arithmetic is within a tolerance (`restarts`), and the choice says what it is.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from muon_lab.arithmetic import Arithmetic, Exact, Symmetric
+from muon_lab.arithmetic import Arithmetic, Exact, Symmetric, check_arithmetic
 from muon_lab.polar import flops, restarts, schedules
-from muon_lab.polar.engine import newton_schulz
+from muon_lab.polar.engine import check_schedule, newton_schulz
 from muon_lab.polar.gram import gram_newton_schulz
 from muon_lab.polar.schedules import Schedule
 
@@ -100,7 +102,8 @@ def auto(
     Raises
     ------
     ValueError
-        For a shape of fewer than two axes, and as `schedules.get`.
+        For a shape of fewer than two axes or with an edge that is not a count, for what is not an arithmetic, not a
+        schedule, or no real floating-point dtype, for a tolerance that is no number, and as `schedules.get`.
 
     Examples
     --------
@@ -112,12 +115,13 @@ def auto(
     >>> auto((1024, 4096), 5, Rounded("bf16")).form
     'plain'
     """
-    if len(shape) < 2:
-        raise ValueError(f"a form is chosen for matrices, of a shape with at least 2 axes, not {tuple(shape)}")
+    _check(shape, dtype, tolerance)
+    check_arithmetic(arithmetic)
     chosen = schedules.get(schedule, steps) if isinstance(schedule, str) else schedule
+    check_schedule(chosen)
     if type(arithmetic) is Exact:
         arithmetic = Symmetric(arithmetic.dtype)
-    rows, cols = sorted(int(edge) for edge in shape[-2:])
+    rows, cols = sorted(shape[-2:])
     share = arithmetic.share(rows) if isinstance(arithmetic, Symmetric) else 1.0
     general = flops.plain(chosen.coefficients, rows, cols)
     plain = flops.plain(chosen.coefficients, rows, cols, share)
@@ -129,3 +133,15 @@ def auto(
     if predicted > tolerance or gram > (1 - WORTH) * plain:
         return Choice(chosen, arithmetic, "plain", (), plain, general, 0.0)
     return Choice(chosen, arithmetic, "gram", positions, gram, general, predicted)
+
+
+def _check(shape: Sequence[int], dtype: torch.dtype, tolerance: float) -> None:
+    """Raise ``ValueError`` for a shape, a dtype or a tolerance that is none."""
+    if not isinstance(shape, Sequence) or len(shape) < 2:
+        raise ValueError(f"a form is chosen for matrices, of a shape with at least 2 axes, not {shape!r}")
+    if not all(isinstance(edge, Integral) and edge >= 0 for edge in shape):
+        raise ValueError(f"a form is chosen for matrices, of a shape whose axes are counts, not {tuple(shape)}")
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ValueError(f"dtype must be a real floating-point dtype such as torch.float32, not {dtype!r}")
+    if not isinstance(tolerance, Real) or math.isnan(tolerance):
+        raise ValueError(f"tolerance must be a number, not {tolerance!r}")

@@ -17,6 +17,7 @@ Golub and Van Loan, *Matrix Computations* (2013), for the flops: sections 5.2 an
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import NamedTuple
 
 import torch
@@ -134,8 +135,8 @@ class Direct:
     def __post_init__(self) -> None:
         if self.dtype is not None and self.dtype not in EXACT_EXPONENT:
             raise ValueError(f"dtype must be torch.float32 or torch.float64, not {self.dtype}")
-        if self.roundoff is not None and not 0 <= self.roundoff < 1:
-            raise ValueError(f"roundoff must be at least 0 and below 1, not {self.roundoff}")
+        if self.roundoff is not None and not (isinstance(self.roundoff, Real) and 0 <= self.roundoff < 1):
+            raise ValueError(f"roundoff must be at least 0 and below 1, not {self.roundoff!r}")
 
     def __call__(self, G: Tensor) -> Float[Tensor, "*batch m n"]:
         """Return U."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from muon_lab.arithmetic import Arithmetic, Exact
+from muon_lab.arithmetic import Arithmetic, Exact, check_arithmetic
 from muon_lab.polar import restarts as analysis
 from muon_lab.polar import starts
 from muon_lab.polar.engine import begin, check_schedule, enter, leave
@@ -92,8 +92,8 @@ def gram_newton_schulz(
     Raises
     ------
     ValueError
-        For what is not a schedule, an unknown start, and a restart that is not one of the steps 1 .. steps − 1; when
-        called, as for `newton_schulz`.
+        For what is not a schedule or not an arithmetic, an unknown start, and restarts that are no sequence of the
+        steps 1 .. steps − 1; when called, as for `newton_schulz`.
 
     References
     ----------
@@ -110,6 +110,7 @@ def gram_newton_schulz(
     ((), True)
     """
     check_schedule(schedule)
+    check_arithmetic(arithmetic)
     starts.get(start)
     if restarts is not None:
         analysis.check(restarts, schedule.steps)

@@ -133,7 +133,7 @@ def fit(lower: Any, upper: Any, degree: int = 5, digits: int = DIGITS) -> Fit:
     Raises
     ------
     ValueError
-        For an interval that is none, and for another degree.
+        For an interval that is none or has no end, and for another degree.
 
     Examples
     --------
@@ -144,9 +144,9 @@ def fit(lower: Any, upper: Any, degree: int = 5, digits: int = DIGITS) -> Fit:
     if degree not in (3, 5):
         raise ValueError(f"fit: degree is {degree}, needed 3 or 5")
     with mp.workdps(digits + GUARD):
-        low, high = mp.mpf(mp.convert(lower)), mp.mpf(mp.convert(upper))
-        if not 0 < low < high:
-            raise ValueError(f"fit: the interval is [{lower}, {upper}], needed 0 < lower < upper")
+        low, high = _number(lower), _number(upper)
+        if not 0 < low < high < mp.inf:
+            raise ValueError(f"fit: the interval is [{lower}, {upper}], needed 0 < lower < upper, both finite")
         flatness = (high + low) / (high - low)
     # E and the distances of the points from one another fall as powers of the width, and digits with them
     with mp.workdps(digits + GUARD + int(5 * mp.log10(flatness))):
@@ -293,6 +293,14 @@ def _rounded(row: Sequence[Any], decimals: int) -> Row:
     return a, b, c
 
 
+def _number(given: Any) -> Any:
+    """Return an end of an interval in mpf."""
+    try:
+        return mp.mpf(mp.convert(given))
+    except (TypeError, ValueError):
+        raise ValueError(f"the ends of an interval must be numbers or decimal texts, not {given!r}") from None
+
+
 def _decimal(number: float) -> Any:
     """Return the decimal that a float is written as."""
     return mp.mpf(repr(number))
@@ -360,11 +368,18 @@ def _critical(iv: Any, a: Any, b: Any, c: Any) -> list[Any]:
 def worst(coefficients: Iterable[Sequence[Any]], lower: Any, upper: Any = 1) -> float:
     """Return the largest |1 - p| of a composition on [lower, upper]: a proven bound, rounded up to a float64.
 
+    Raises
+    ------
+    ValueError
+        If the interval is empty.
+
     Examples
     --------
     >>> f"{worst(rows(Design(1e-3, 5)), '1e-3'):.6f}"
     '0.113448'
     """
+    if not _number(lower) <= _number(upper):
+        raise ValueError(f"worst: the interval is [{lower}, {upper}], needed lower <= upper")
     low, high = image(coefficients, lower, upper)
     return max(libmp.to_float((y.b)._mpi_[1], rnd=libmp.round_ceiling) for y in (1 - low, high - 1))
 
@@ -375,10 +390,20 @@ def schedule(design: Design) -> Schedule:
 
     Its design carries the proven largest error of these very coefficients, and the schedule has no other length.
 
+    Without ``safety`` the design has no headroom: its steps are made for nothing above 1, and a singular value that is
+    lifted beyond (`Schedule.reach`) runs away. Rounding alone does that to a matrix of nearly rank 1, with lower = 1e-3
+    in bfloat16 and with lower = 1e-5 in float32; ``safety=0.01`` is enough for bfloat16.
+
     Parameters
     ----------
     design : Design
         A value for `worst` is not looked at.
+
+    Raises
+    ------
+    ValueError
+        If the rounded coefficients leave 1 further behind than 0 is, or do not stay bounded: without safety the image
+        of 1 comes so close to a repelling point that float64 cannot tell the two apart.
 
     Examples
     --------
@@ -389,7 +414,13 @@ def schedule(design: Design) -> Schedule:
     [8.0934, 3.6366, 2.6613]
     """
     table = tuple((_nearest(a), _nearest(b), _nearest(c)) for a, b, c in rows(design))
-    made = replace(design, worst=worst(table, repr(design.lower)))
+    furthest = worst(table, repr(design.lower))
+    if not furthest <= 1:
+        raise ValueError(
+            f"float64 coefficients cannot hold {design.name} with {design.steps} steps, which end {furthest:.3g} away "
+            f"from 1 where less than 1 is needed: add safety, such as safety=0.01"
+        )
+    made = replace(design, worst=furthest)
     return Schedule(
         design.name,
         table,

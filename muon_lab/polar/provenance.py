@@ -9,15 +9,17 @@ next. Where this fails there is nothing to look for; where it holds, the first r
 end is the safety factor, its lower end the cushion, its centre the lower bound), and they are tried.
 """
 
+import argparse
 import contextlib
 import math
+import os
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import product
-from typing import Any
+from typing import Any, NoReturn
 
 from mpmath import mp
 
@@ -428,15 +430,43 @@ def _aligned(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one sentence, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Leave with status 2."""
+        self.exit(2, f"muon_lab.polar.provenance: {message}\n")
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="python -m muon_lab.polar.provenance",
+        description="Say where tables of coefficients come from, and how many of their numbers follow from parameters.",
+        epilog=f"Names: {', '.join((*schedules.known(), *schedules.circulating()))}; or a design such as "
+        "'minimax(lower=1e-3)'.",
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a schedule (default: every published one)")
+    return parser
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print what is known of the tables that are named, or of all; return the exit status, 2 for an unknown name."""
+    """Print what is known of the tables that are named, or of all; return the exit status.
+
+    It is 2 for an unknown name, 130 after Ctrl-C, and 0 where the reader leaves early.
+    """
+    names = _parser().parse_args(arguments).names
     try:
-        print(text(sys.argv[1:] if arguments is None else arguments))
+        print(text(names), flush=True)
     except ValueError as error:
         print(f"muon_lab.polar.provenance: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("muon_lab.polar.provenance: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # a reader such as `head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

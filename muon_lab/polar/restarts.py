@@ -122,6 +122,8 @@ def fewest(
 
 def check(restarts: Sequence[int], steps: int) -> None:
     """Raise ``ValueError`` unless restarts are steps before which a restart makes sense."""
+    if isinstance(restarts, str) or not isinstance(restarts, Sequence):
+        raise ValueError(f"restarts must be a sequence of steps such as [2], not {restarts!r}")
     for step in restarts:
         if not isinstance(step, int) or not 1 <= step < steps:
             raise ValueError(

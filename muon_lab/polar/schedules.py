@@ -13,6 +13,7 @@ Source of the six published tables as used in training: NVIDIA-NeMo/Emerging-Opt
 parameters, they stand beside it as a `Design`; `polar.minimax` computes such tables, `polar.provenance` compares them.
 """
 
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -43,6 +44,10 @@ JUDGED_FROM = 1e-2
 
 #: A step that halves what an earlier step count had reached is a collapse, not progress.
 COLLAPSE = 0.5
+
+
+#: A singular value above this has escaped: in exact arithmetic no schedule takes a number of (0, 1] there.
+ESCAPED = 2.0
 
 
 class ScheduleWarning(UserWarning):
@@ -227,6 +232,41 @@ class Schedule:
         return float(sigma[wrong[0] - 1]) if wrong.size else 1.0
 
     @cached_property
+    def reach(self) -> float:
+        r"""The largest start up to which nothing escapes: :math:`|p| \le 2` on [0, reach]; inf if nothing ever does.
+
+        A singular value that is 1 in exact arithmetic starts a few roundings above it. A reach of 1, as of every
+        minimax design without safety, is no headroom: beyond it the steps run away. By bisection, to the last digit,
+        with the ends and the critical points of every step's interval.
+
+        Examples
+        --------
+        >>> for name in ("quintic", "polar_express", "cans", "minimax(lower=1e-3,safety=0.02)"):
+        ...     print(name, f"{get(name).reach:.5f}")
+        quintic 1.32462
+        polar_express 1.01092
+        cans 1.00001
+        minimax(lower=1e-3,safety=0.02) 1.02168
+        """
+        inside, outside = 0.0, 1.0
+        while not self._escapes(outside):
+            if outside > 1e6:
+                return math.inf
+            inside, outside = outside, 2 * outside
+        while inside < (middle := (inside + outside) / 2) < outside:
+            inside, outside = (inside, middle) if self._escapes(middle) else (middle, outside)
+        return inside
+
+    def _escapes(self, upper: float) -> bool:
+        """Return whether an image of [0, upper] is above `ESCAPED` in magnitude, or beyond any number."""
+        low, high = 0.0, upper
+        for row in self.coefficients:
+            low, high = _range(row, low, high)
+            if not (math.isfinite(low) and math.isfinite(high)):
+                return True
+        return max(-low, high) > ESCAPED
+
+    @cached_property
     def caution(self) -> str | None:
         """Why this number of steps is a bad choice, or None: a design that is made for it has none to be better."""
         if self.design is not None and self.steps == self.design.steps:
@@ -241,6 +281,19 @@ class Schedule:
             f"low as {lows[-1]:.2g}, after {lows.index(best) + 1} steps they stayed above {best:.2g}"
             + (why if self.past == "cycle" else "")
         )
+
+
+def _range(row: Coefficients, low: float, high: float) -> tuple[float, float]:
+    """Return the smallest and the largest value of one step on an interval; inf where one is not finite."""
+    a, b, c = row
+    if c:
+        under = 9 * b * b - 20 * a * c
+        squares = [(-3 * b + sign * math.sqrt(under)) / (10 * c) for sign in (-1, 1)] if under >= 0 else []
+    else:
+        squares = [-a / (3 * b)] if b else []
+    turns = [sign * math.sqrt(y) for y in squares if y > 0 for sign in (-1, 1)]
+    values = [x * (a + x * x * (b + x * x * c)) for x in (low, high, *(x for x in turns if low < x < high))]
+    return (min(values), max(values)) if all(map(math.isfinite, values)) else (-math.inf, math.inf)
 
 
 def _grid(low: float, high: float) -> np.ndarray:
@@ -655,10 +708,14 @@ def get(name: str, steps: int | None = None) -> Schedule:
         How many polynomials to apply; the source's own number by default, 5 for a design. Past the table the source's
         rule applies; a design is made for its steps, so it has no past.
 
+    Designs without ``safety``, and the tables made so (`cans`, `polar_express_raw`), have no headroom: a singular value
+    that rounding lifts above 1 escapes. They are for matrices far from rank 1; see `Schedule.reach`.
+
     Raises
     ------
     ValueError
-        For an unknown name, for a malformed design, for steps below 1, and where the source fixes another length.
+        For an unknown name, for a malformed design or one that float64 coefficients cannot hold, for steps below 1, and
+        where the source fixes another length.
 
     Warns
     -----

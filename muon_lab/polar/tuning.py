@@ -137,7 +137,7 @@ def search(
     Raises
     ------
     ValueError
-        Without matrices, and as `schedules.get`.
+        Without matrices, for some that do not come from `target`, and as `newton_schulz` and `schedules.get`.
 
     Examples
     --------
@@ -149,8 +149,9 @@ def search(
     >>> tuned.schedule.name
     'minimax(lower=0.03,safety=0.1)'
     """
-    if not targets:
+    if not len(targets):
         raise ValueError("a search for a schedule needs at least one matrix to measure it on")
+    _check_targets(targets)
     names = (f"minimax(lower={lower:g},safety={safety:g})" for lower, safety in itertools.product(lowers, safeties))
     tried = [measured(schedules.get(name, steps), arithmetic, targets) for name in names]
     if not tried:
@@ -194,8 +195,13 @@ def refine(
     Raises
     ------
     ValueError
-        Without matrices, or if there is not one scale for each.
+        Without matrices, for some that do not come from `target`, if there is not one scale for each, if there is no
+        evaluation, and as `newton_schulz`.
     """
+    _check_targets(targets)
+    if not isinstance(evaluations, int) or evaluations < 1:
+        raise ValueError(f"evaluations of a refined schedule must be a positive integer, not {evaluations!r}")
+    newton_schulz(tuned.schedule, arithmetic)  # which says what is wrong with them
     scales = [1.0] * len(targets) if scale is None else list(scale)
     if not targets or len(scales) != len(targets):
         raise ValueError(f"one scale for each of {len(targets)} matrices, at least one, is needed; {len(scales)} given")
@@ -228,6 +234,13 @@ def refine(
         minimize(loss, center, method="Nelder-Mead", options=options)
         radius = max(0.7 * radius, 0.02)
     return measured(moved(best[1]), arithmetic, targets)
+
+
+def _check_targets(targets: Iterable[Target]) -> None:
+    """Raise ``ValueError`` unless each matrix comes with its polar factor."""
+    for index, one in enumerate(targets):
+        if not isinstance(one, Target):
+            raise ValueError(f"targets must come from tuning.target, but number {index} is a {type(one).__name__}")
 
 
 def _loss(

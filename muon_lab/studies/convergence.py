@@ -154,6 +154,8 @@ def settle(point: Mapping[str, Any], file: object) -> Iterator[Case]:
         raise ValueError(f"lr must lie above 0 and below 1000, not {lr!r}")
     if point["updates"] < 10:
         raise ValueError(f"updates must be at least 10, not {point['updates']}")
+    if point["seed"] < 0:
+        raise ValueError(f"seed must be at least 0, not {point['seed']}")
     case = {**point, "steps": steps, "lr": lr, "size": size}
     if point["optimizer"] != "muon":
         yield case | dict.fromkeys(("method", "steps", "scale", "planted", "size", "persistence"))

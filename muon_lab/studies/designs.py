@@ -10,7 +10,7 @@ from typing import Any
 
 from muon_lab.arithmetic import formats
 from muon_lab.nearest import unknown
-from muon_lab.polar import schedules
+from muon_lab.polar import flops, schedules
 from muon_lab.studies import sources
 from muon_lab.studies.orthogonalization import ESCAPED, shape_of
 from muon_lab.studies.study import Case, Column, Ended, LeftOut, Metrics, Study, svd_flops
@@ -104,6 +104,13 @@ def measure(case: Case) -> Metrics:
     return metrics
 
 
+def _work(case: Case) -> float:
+    """Estimate the flops of a case: every step, and the decompositions that judge it."""
+    rows, cols = case["rows"], case["cols"]
+    coefficients = schedules.get(case["method"], case["steps"]).coefficients
+    return flops.plain(coefficients, rows, cols) + 3 * svd_flops(rows, cols)
+
+
 STUDY = Study(
     name="designs",
     question="Which schedule is best where every product has low-precision operands?",
@@ -114,6 +121,6 @@ STUDY = Study(
     group=("spectrum", "format", "fine", "steps", "method"),
     settle=settle,
     measure=measure,
-    work=lambda case: 3 * svd_flops(case["rows"], case["cols"]),
+    work=_work,
     facts=("rows", "cols", *sources.FACTS),
 )

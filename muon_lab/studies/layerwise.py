@@ -169,6 +169,8 @@ def _check_numbers(point: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} must be finite and at least 0, not {point[name]}")
     if not point["bandwidth_gb"] > 0:
         raise ValueError(f"bandwidth_gb must be above 0, not {point['bandwidth_gb']}")
+    if point["bandwidth_gb"] == float("inf"):
+        raise ValueError("bandwidth_gb must be finite, not inf")
     if not (point["cap"] == 0 or point["cap"] >= 1):
         raise ValueError(f"cap must be 0 for none, or at least 1, not {point['cap']}")
 

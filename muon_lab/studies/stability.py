@@ -19,7 +19,7 @@ from typing import Any
 
 from muon_lab.arithmetic import formats
 from muon_lab.nearest import unknown
-from muon_lab.polar import schedules
+from muon_lab.polar import flops, schedules
 from muon_lab.studies import convergence, sources, storage
 from muon_lab.studies.orthogonalization import ESCAPED, shape_of
 from muon_lab.studies.study import Case, Column, Ended, LeftOut, Metrics, Study, svd_flops
@@ -47,6 +47,12 @@ RATES: Mapping[str, float] = {"adamw": 5e-3, "muon": 2e-2, "mop": 2e-2, "soap": 
 #: Which operands of the GPT's products are quantized; `MIXED` is all of them, the gradients in MXFP8 E5M2.
 MIXED, E5M2 = "e5m2_gradients", "mxfp8_e5m2"
 OPERANDS = ("all", "weights", "activations", "gradients", MIXED)
+
+#: Time constants after which an average counts as settled (`effects`), and passes over a matrix at each of its steps.
+SETTLED, PASSES = 20.0, 20
+
+#: Runs of the schedule: in float64, in float32, in the format, and with its operands alone.
+RUNS = 4
 
 #: Size of the small GPT, and bytes of text a step, for estimates.
 PARAMETERS, BYTES = 492_384, 8 * 128
@@ -277,12 +283,18 @@ def _baselines(seed: int, updates: int) -> Any:
 
 
 def _work(case: Case) -> float:
-    """Estimate the flops of a case: three products a parameter and byte, or some decompositions."""
+    """Estimate the flops of a case: products a parameter and byte, decompositions, and every step of what has steps."""
     if case["what"] == "training":
         return 6.0 * PARAMETERS * BYTES * case["updates"]
     if case["what"] == "optimizer":
         return 2.0 * convergence.GRADIENT["gpt_small"] * case["updates"]  # and the float32 run
-    return 6 * svd_flops(case["rows"], case["cols"])
+    rows, cols = case["rows"], case["cols"]
+    steps = 0.0
+    if case["what"] == "products":
+        steps = RUNS * flops.plain(schedules.get(case["method"], case["steps"]).coefficients, rows, cols)
+    elif case["what"] == "momentum":
+        steps = SETTLED / (1 - case["beta"]) * PASSES * rows * cols
+    return 6 * svd_flops(rows, cols) + steps
 
 
 STUDY = Study(

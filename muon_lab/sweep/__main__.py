@@ -22,24 +22,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; return its exit status: 0 all well, 1 a case errored, 2 bad arguments, 130 interrupted."""
     given = list(sys.argv[1:] if argv is None else argv)
     try:
+        status = _answered(given)
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        _say("muon_lab.sweep: interrupted before the first case")
+        return INTERRUPTED
+    except ValueError as error:
+        _say(f"muon_lab.sweep: {error}")
+        return BAD_ARGUMENTS
+    except BrokenPipeError:  # a reader such as `head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+
+
+def _answered(given: list[str]) -> int:
+    """Do what a command line asks for; return the exit status."""
+    try:
         if given[:1] == ["fingerprint"]:
             fingerprint.run(given[1:])
             return OK
         request = arguments.read(given)
         plans = _planned(request)
         return _dry_run(request, plans) if request.options.dry_run else _run(request, plans)
-    except KeyboardInterrupt:
-        _say("muon_lab.sweep: interrupted before the first case")
-        return INTERRUPTED
     except Help as answer:
         if str(answer):
             print(answer)
-        return OK
-    except ValueError as error:
-        _say(f"muon_lab.sweep: {error}")
-        return BAD_ARGUMENTS
-    except BrokenPipeError:  # a reader such as `head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
 
 

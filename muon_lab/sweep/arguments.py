@@ -31,7 +31,7 @@ DESCRIPTION = f"""Measure orthogonalized optimizers against exact oracles, one r
 
 {PROGRAM} STUDY --help shows the axes of a study.
 
-{PROGRAM} experiments/NAME/sweep.toml runs a named experiment; axes given on the command line replace its own.
+{PROGRAM} experiments/NAME runs a named experiment, the sweep.toml of a folder; axes given here replace its own.
 
 {PROGRAM} fingerprint --optimizer torch.optim.Muon tells which Muon an optimizer is."""
 
@@ -140,10 +140,12 @@ def _named(target: str) -> Experiment:
         return Experiment(target, target, {})
     if target.endswith(".toml"):
         return grid.read(Path(target))
+    if (Path(target) / "sweep.toml").is_file():
+        return grid.read(Path(target) / "sweep.toml")
     try:
         studies.get(target)
     except ValueError as error:
-        raise ValueError(f"{error}; or give the path of an experiment file (.toml)") from error
+        raise ValueError(f"{error}; or give the path of an experiment file (.toml) or of its folder") from error
     raise AssertionError(target)
 
 

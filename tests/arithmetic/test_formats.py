@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from muon_lab.arithmetic import formats, rounding
+from muon_lab.arithmetic import formats, rounding, roundtrip
 from muon_lab.arithmetic.formats import BlockFormat, Format
 
 VECTORS = json.loads((Path(__file__).parent.parent / "golden" / "mx_vectors.json").read_text("utf-8"))
@@ -234,3 +236,74 @@ def same(ours, theirs):
         assert (math.isnan(ours_) and math.isnan(theirs_)) or (
             ours_ == theirs_ and math.copysign(1, ours_) == math.copysign(1, theirs_)
         ), (ours_, theirs_)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"exponent_bits": 12, "bias": 2047}, "12 exponent bits and 3 mantissa bits: at most 11 and 52"),
+        ({"mantissa_bits": 53}, "4 exponent bits and 53 mantissa bits: at most 11 and 52"),
+        ({"exponent_bits": 11, "bias": 1023}, "exponents from -1022 to 1024, beyond those of float64"),
+        ({"bias": 1024}, "exponents from -1023 to -1009, beyond those of float64"),
+        ({"bias": 500}, "exponents from -499 to -485, of which float32 tensors hold none"),
+        ({"exponent_bits": 1, "mantissa_bits": 0, "bias": 0}, "has no number above zero"),
+    ],
+)
+def test_formats_whose_numbers_nobody_holds_are_refused(given, sentence):
+    facts = {"name": "own", "exponent_bits": 4, "mantissa_bits": 3, "bias": 7, "top": "nan"}
+    assert Format(**facts).max == 448.0
+    with pytest.raises(ValueError, match=sentence):
+        Format(**facts | given)
+
+
+def test_elements_have_a_sign():
+    with pytest.raises(ValueError, match="block format 'own' has elements of e8m0, which has no sign"):
+        BlockFormat("own", formats.E8M0, 32, formats.E8M0)
+
+
+def test_arguments_of_other_types_are_refused_in_one_sentence():
+    """In a process of its own, without the type checks of the tests."""
+    code = """
+from muon_lab.arithmetic.formats import E2M1, E8M0, MXINT8, BlockFormat, Format
+scalar = {"name": "own", "exponent_bits": 4, "mantissa_bits": 3, "bias": 7, "top": "nan"}
+blocks = {"name": "own", "element": E2M1, "block": 32, "scale": E8M0}
+for kind, facts, given in (
+    (Format, scalar, {"exponent_bits": 4.5, "mantissa_bits": True, "bias": "7", "top": "nonsense", "sign": None,
+                      "subnormals": 1, "saturates": "no", "name": 3}),
+    (BlockFormat, blocks, {"element": "e2m1", "scale": MXINT8, "block": 32.0, "global_scale": None, "name": None}),
+    (BlockFormat, blocks, {"block": "32"}),
+):
+    for parameter, wrong in given.items():
+        try:
+            kind(**facts | {parameter: wrong})
+        except ValueError as error:
+            print(error)
+"""
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert [line.split("BlockFormat(")[0] for line in answer.stdout.splitlines()] == [
+        "exponent_bits of format 'own' must be an integer, not 4.5",
+        "mantissa_bits of format 'own' must be an integer, not True",
+        "bias of format 'own' must be an integer, not '7'",
+        "top of format 'own' must be 'ieee' or 'nan' or 'finite', not 'nonsense'",
+        "sign of format 'own' must be 'bit' or 'complement' or 'none', not None",
+        "subnormals of format 'own' must be True or False, not 1",
+        "saturates of format 'own' must be True or False, not 'no'",
+        "name of a format must be a text, not 3",
+        "element of block format 'own' must be a Format, such as formats.get('e2m1'), not 'e2m1'",
+        "scale of block format 'own' must be a Format, such as formats.get('e2m1'), not ",
+        "block of block format 'own' must be an integer, not 32.0",
+        "global_scale of block format 'own' must be True or False, not None",
+        "name of a block format must be a text, not None",
+        "block of block format 'own' must be an integer, not '32'",
+    ]
+
+
+def test_the_widest_own_formats_round_at_their_ends():
+    """Every format that is accepted rounds its largest and its smallest number to themselves, in float64."""
+    for own in (
+        Format("wide", 10, 9, bias=511, top="ieee"),
+        Format("low", 4, 3, bias=127, top="nan"),
+        Format("high", 8, 7, bias=0, top="finite"),
+    ):
+        ends = torch.tensor([own.max, -own.smallest], dtype=torch.float64)
+        assert torch.equal(roundtrip(ends, own), ends)

@@ -667,8 +667,10 @@ def test_refuses():
         for axis in (2, -3):
             with pytest.raises(ValueError, match=rf"axis {axis} of a tensor of shape \(4, 64\): -2 to 1 exist"):
                 call(x, "mxfp8_e4m3", axis=axis)
-        with pytest.raises(ValueError, match="axis -1"):
+        with pytest.raises(ValueError, match="a single number, without an axis for the blocks of mxfp8_e4m3"):
             call(torch.tensor(1.0), "mxfp8_e4m3")
+        with pytest.raises(ValueError, match=r"is torch\.sparse_coo: a dense one is needed"):
+            call(x.to_sparse(), "mxfp8_e4m3")
         with pytest.raises(ValueError, match="needs a generator"):
             call(x, "bf16", rounding="stochastic")
         with pytest.raises(ValueError, match="takes no generator"):

@@ -1,12 +1,14 @@
 """Exact arithmetic: safe norms, exact scaling, fused products."""
 
+import inspect
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muon_lab.arithmetic import Exact, unit
+from muon_lab.arithmetic import Arithmetic, Counted, Exact, Rounded, Symmetric, check_arithmetic, policy, unit
 from muon_lab.arithmetic.policy import power_of_two
 
 
@@ -64,3 +66,42 @@ def test_products_with_fused_addition_are_the_plain_ones(batch):
     assert torch.equal(exact.matmul(A, B, alpha=2.0, beta=-1.0, C=C), 2 * (A @ B) - C)
     assert torch.equal(exact.matmul(A, B, alpha=2.0), 2 * (A @ B))
     assert torch.equal(exact.matmul(A, B), A @ B)
+
+
+# --- what an arithmetic is --------------------------------------------------------------------------------------------
+
+
+class Half:
+    """An arithmetic that lacks two methods."""
+
+    norm = store = gram = square = matmul = Exact.gram
+
+
+def test_methods_are_those_of_the_protocol():
+    told = {name for name, value in vars(Arithmetic).items() if callable(value) and not name.startswith("_")}
+    assert set(policy.METHODS) == told
+
+
+@pytest.mark.parametrize("arithmetic", [Exact(), Rounded("bf16"), Symmetric(), Counted()])
+def test_an_arithmetic_passes(arithmetic):
+    check_arithmetic(arithmetic)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ("mxfp8", r"^the policy must be .*, not the text 'mxfp8': did you mean Rounded\('mxfp8'\)\?$"),
+        (Exact, r"^the policy must be .*, not the class Exact: did you mean Exact\(\.\.\.\)\?$"),
+        (dict, "not the class dict$"),
+        (None, "not None$"),
+        ([Exact()], "not a list of them$"),
+        (Half(), "this Half has no roundoff and no commuting$"),
+    ],
+)
+def test_what_is_no_arithmetic_is_refused(given, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        check_arithmetic(given, "the policy")
+
+
+def test_nothing_is_wrapped_twice_for_the_compiler():
+    assert "@as_written\n@as_written" not in inspect.getsource(policy)

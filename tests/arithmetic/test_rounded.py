@@ -415,3 +415,17 @@ def test_operands_of_two_precisions_are_refused(name, odd):
     with pytest.raises(ValueError, match=r"all be float64 or none, but these are .*torch\.float64"):
         Rounded(name).matmul(*operands[:2], C=operands[2])
     assert torch.equal(Rounded(name).matmul(torch.ones(4, 4).bfloat16(), torch.ones(4, 4)), torch.full((4, 4), 4.0))
+
+
+@pytest.mark.parametrize(
+    "shapes", [((2, 3), (4, 5)), ((2, 3), (3, 5), (2, 4)), ((2, 2, 3), (3, 3, 5)), ((2, 3), (3, 5), (2, 2, 5, 5))]
+)
+def test_operands_that_do_not_fit_are_refused(shapes, unchecked):
+    A, B, *C = (torch.ones(shape) for shape in shapes)
+    with pytest.raises(ValueError, match=r"must be \(m, k\) and \(k, n\), added to \(m, n\), but these are \(2, "):
+        Rounded("bf16").matmul(A, B, C=C[0] if C else None)
+
+
+def test_batches_broadcast(unchecked):
+    A, B = torch.ones(2, 3), torch.ones(4, 3, 5)
+    assert torch.equal(Rounded("bf16").matmul(A, B, C=torch.ones(2, 5)), torch.full((4, 2, 5), 3.0))

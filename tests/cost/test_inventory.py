@@ -1,6 +1,7 @@
 """Models by name against the list of shapes made apart, and models of the user's own."""
 
 import json
+import re
 import struct
 import subprocess
 import sys
@@ -77,14 +78,31 @@ def test_stages_and_ranks_hold_the_model_once(grid):
 
 
 def test_what_does_not_divide_is_said_with_numbers():
-    with pytest.raises(ValueError, match=r"ep=5 does not divide the 384 experts.*but ep=4 does"):
+    with pytest.raises(ValueError, match=r"ep=5 does not divide the 384 experts.*but ep=1 divides them and dp·tp=5"):
         held(inventory.get("kimi-k2"), Grid(dp=5, ep=5))
-    with pytest.raises(ValueError, match=r"tp=3 does not divide the 4096 rows of 'attn.q'.*but tp=2 does"):
+    with pytest.raises(ValueError, match=r"ep=64 does not divide the 160 experts.*but ep=32 divides them and dp·tp=64"):
+        held(inventory.get("glm-4.5"), Grid(dp=8, tp=8, ep=64))
+    with pytest.raises(ValueError, match=r"tp=3 does not divide the 4096 rows of 'attn.q'.*but tp=2 divides all"):
         held(inventory.get("llama-3-8b", qkv="split"), Grid(tp=3))
     with pytest.raises(ValueError, match="pp=13 stages need a block each, but the model has 12"):
         held(inventory.get("gpt2"), Grid(pp=13))
     with pytest.raises(ValueError, match="expert_tp must be 1 or tp=4, not 2"):
         held(inventory.get("gpt2"), Grid(tp=4), 0, 2)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_tp_that_is_told_instead_is_accepted(name):
+    model, refused = inventory.get(name), 0
+    for expert_tp in (1, 2):
+        for tp in range(2, 130):
+            try:
+                inventory.check_tp(model, tp, expert_tp)
+            except ValueError as error:
+                told = int(re.search(r"but tp=(\d+) divides", str(error))[1])
+                inventory.check_tp(model, told, expert_tp)
+                held(model, Grid(tp=told), 0, told if expert_tp > 1 else 1)
+                refused += 1
+    assert refused > 100
 
 
 def test_unknown_names_have_a_nearest_one():
@@ -156,6 +174,63 @@ def test_a_configuration_says_what_it_lacks():
         architecture.model({"hiden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 4}, "mine")
     with pytest.raises(ValueError, match="'num_attention_heads' in the configuration of x must be a positive whole"):
         architecture.model(LLAMA | {"num_attention_heads": "32"}, "x")
+
+
+def config(family, blocks, hidden, width, heads, vocabulary, **more):
+    keys = ("model_type", "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+    return dict(zip(keys, (family, blocks, hidden, width, heads, vocabulary), strict=True)) | more
+
+
+SCOUT = config("llama4_text", 48, 5120, 8192, 40, 202048, head_dim=128, num_key_value_heads=8, num_local_experts=16)
+
+
+@pytest.mark.parametrize(
+    ("given", "parameters"),
+    [
+        (config("phi", 32, 2560, 10240, 32, 51200), 2_779_683_840),
+        (config("starcoder2", 30, 3072, 12288, 24, 49152, num_key_value_heads=2), 3_030_371_328),
+        (config("gpt_neox", 6, 512, 2048, 8, 50304), 70_426_624),
+        (config("gemma", 18, 2048, 16384, 8, 256000, head_dim=256, num_key_value_heads=1), 2_506_172_416),
+        (config("nemotron", 32, 3072, 9216, 24, 256000, head_dim=128, num_key_value_heads=8), 4.19e9),
+        (config("bert", 12, 768, 3072, 12, 30522, max_position_embeddings=512), 0.109e9),
+        ({"model_type": "llama4", "text_config": SCOUT | {"interleave_moe_layer_step": 1}}, 107.77e9),
+        (config("gpt_oss", 24, 2880, 2880, 64, 201088, head_dim=64, num_key_value_heads=8, num_experts=32), 20.91e9),
+    ],
+    ids=lambda value: value.get("model_type") if isinstance(value, dict) else "",
+)
+def test_families_have_the_parameters_that_are_published(given, parameters, tmp_path):
+    """Exactly where the count is published so (phi-2, StarCoder2-3B, Pythia-70m, Gemma-2B), else to its digits."""
+    (tmp_path / "config.json").write_text(json.dumps(given))
+    found = own.read(str(tmp_path / "config.json"))
+    exact = isinstance(parameters, int)
+    assert found.parameters == (parameters if exact else pytest.approx(parameters, rel=1.5e-3))
+    assert not any("llama-like" in note for note in found.notes)
+
+
+def test_an_unknown_family_is_read_with_a_note(tmp_path):
+    for given, told in ((LLAMA | {"model_type": "mine"}, "family 'mine' is unknown"), ({**LLAMA}, None)):
+        (tmp_path / "config.json").write_text(json.dumps(given))
+        notes = own.read(str(tmp_path / "config.json")).notes
+        assert notes == () if told is None else told in notes[0] and "gated MLP" in notes[0]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        {"model_type": "nemotron_h"},
+        {"model_type": "qwen3_next"},
+        {"model_type": "falcon"},
+        {"hybrid_override_pattern": "M-M*"},
+        {"linear_num_key_heads": 16},
+        {"full_attention_interval": 4},
+        {"layer_types": ["linear_attention", "full_attention"]},
+        {"is_encoder_decoder": True},
+    ],
+    ids=str,
+)
+def test_a_family_of_other_blocks_is_refused(key):
+    with pytest.raises(ValueError, match=r"the configuration of mine (is of|has).*give its \.safetensors files or"):
+        architecture.model(LLAMA | key, "mine")
 
 
 def refusal(config):
@@ -231,6 +306,61 @@ def test_a_safetensors_header_gives_roles_cuts_blocks_and_experts(tmp_path):
         "mlp.experts.down_proj": ("expert", (4, 6), (0, 1, 2), 2, 1),
     }
     assert own.read(str(tmp_path)).count == model.count == 3 * (3 + 6)
+
+
+def test_queries_keys_and_values_of_safetensors_are_joined_and_split_if_asked(tmp_path):
+    path = str(tmp_path / "m.safetensors")
+
+    def shapes(**asked):
+        model = own.read(path, **asked)
+        return {
+            layer.name: (layer.shape, layer.count) for layer in model.matrices if layer.role in ("attention", "mlp")
+        }
+
+    parts = {
+        f"model.layers.{block}.self_attn.{part}_proj.weight": (rows, 4)
+        for block in (0, 1)
+        for part, rows in (("q", 4), ("k", 2), ("v", 2))
+    }
+    save_file({name: np.zeros(shape, np.float32) for name, shape in parts.items()}, path)
+    assert shapes(qkv="fused") == {"self_attn.qkv": ((8, 4), 2)}
+    assert shapes(qkv="split") == shapes()
+    with pytest.raises(ValueError, match="gate_up is 'fused', but m has no gate and up-projection"):
+        own.read(path, gate_up="fused")
+    with pytest.raises(ValueError, match="did you mean 'fused'"):
+        own.read(path, qkv="fuse")
+    whole = {"h.0.mlp.gate_up_proj.weight": (12, 4), "h.0.attn.qkv_proj.weight": (12, 4)}
+    save_file({name: np.zeros(shape, np.float32) for name, shape in whole.items()}, path)
+    split = shapes(qkv="split", gate_up="split")
+    assert split == {f"attn.{part}": ((4, 4), 1) for part in "qkv"} | {
+        f"mlp.{one}": ((6, 4), 1) for one in ("gate", "up")
+    }
+    save_file({"h.0.attn.qkv_proj.weight": np.zeros((8, 4), np.float32)}, path)
+    with pytest.raises(ValueError, match=r"keeps 'attn.qkv_proj' of shape \(8, 4\) as one, and shapes do not say"):
+        own.read(path, qkv="split")
+
+
+def test_what_is_stored_as_inputs_by_outputs_is_turned_and_noted(tmp_path):
+    """GPT-2's Conv1D layers, unlike layers of the same names in other code; experts in one array."""
+    linear = {"attn.c_attn": (12, 4), "attn.c_proj": (4, 4), "mlp.c_fc": (16, 4), "mlp.c_proj": (4, 16)}
+    stacked = {"mlp.experts.gate_up_proj": (3, 4, 12), "mlp.experts.down_proj": (3, 6, 4)}
+    for arrays, turned in (
+        (linear, False),
+        ({name: shape[::-1] for name, shape in linear.items()}, True),
+        (stacked, True),
+        ({name: (e, n, m) for name, (e, m, n) in stacked.items()}, False),
+    ):
+        zeros = {f"h.0.{name}.weight": np.zeros(shape, np.float32) for name, shape in arrays.items()}
+        save_file(zeros, tmp_path / "m.safetensors")
+        model = own.read(str(tmp_path / "m.safetensors"))
+        found = {layer.name: layer.shape for layer in model.layers}
+        wanted = (
+            linear
+            if arrays.keys() == linear.keys()
+            else {"mlp.experts.gate_up_proj": (12, 4), "mlp.experts.down_proj": (4, 6)}
+        )
+        assert found == wanted
+        assert any("inputs × outputs" in note for note in model.notes) == turned
 
 
 def test_only_the_header_of_safetensors_is_read(tmp_path):

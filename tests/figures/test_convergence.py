@@ -1,6 +1,6 @@
 """The figure of optimizers draws what the table has, and its choices are those of the table."""
 
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import polars as pl
@@ -10,6 +10,7 @@ from matplotlib.text import Text
 from muon_lab.figures import convergence, panels, save
 
 CURVE = tuple(convergence.CURVE)
+GRID = (0.0025, 0.005, 0.01, 0.02, 0.04)
 
 
 def runs(problems=("gpt_small", "quadratic"), optimizers=("adamw", "muon", "soap"), rates=(0.01, 0.03, 0.1)):
@@ -78,6 +79,17 @@ def test_curves_are_medians_over_seeds_at_the_best_rate(problem, optimizer):
     np.testing.assert_array_equal(against.get_xdata(), [0.01, 0.03, 0.1])
     (place,) = np.flatnonzero(against.get_xdata() == own["lr"][0])
     assert against.get_ydata()[place] == curve.get_ydata()[-1] == min(against.get_ydata())
+
+
+def test_rates_on_narrow_axes_are_apart():
+    """Five columns in the width of a page: labels of the rates do not touch each other."""
+    table = runs(("gpt_noisy", "gpt_small", "gpt_quiet", "quadratic", "factorization"), ("muon",), GRID)
+    figure = panels.convergence(table)
+    figure.draw_without_rendering()
+    for axes in figure.axes[5:]:
+        assert [label.get_text() for label in axes.get_xticklabels()] == ["0.0025", "0.01", "0.04"]
+        boxes = [label.get_window_extent() for label in axes.get_xticklabels()]
+        assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 
 def test_bands_reach_from_the_lowest_to_the_highest_seed():

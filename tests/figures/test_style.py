@@ -111,3 +111,11 @@ def test_decimal_ticks_lie_inside_and_are_few(low, high, wanted):
     style.log10(one, "y", low, high)
     assert labels(one.yaxis) == wanted
     assert one.get_ylim() == (low, high)
+
+
+@pytest.mark.parametrize(("most", "wanted"), [(6, ["0.2", "0.5", "1", "2", "5"]), (4, ["0.2", "1", "5"]), (2, ["1"])])
+def test_ticks_within_a_decade_are_no_more_than_wanted(most, wanted):
+    one = axes()
+    style.log10(one, "x", 0.11, 9.0, most=most)
+    assert len(wanted) <= most
+    assert labels(one.xaxis) == wanted

@@ -78,13 +78,16 @@ def test_bfloat16_weights_are_rounded_once():
         ({"max_logits": torch.tensor([1.0, float("inf")])}, "needed finite numbers"),
         ({"key": torch.ones(3, 2, 2)}, "2 heads and 3 groups of keys"),
         ({"key": torch.ones(0, 2, 2)}, "2 heads and 0 groups of keys"),
+        ({"rotary": torch.ones(3, 1, 2)}, r"rotary has shape \(3, 1, 2\), needed \(2,\) as max_logits"),
+        ({"max_logits": torch.full((4,), 1e4)}, r"query has shape \(2, 3, 2\), needed \(4,\)"),
+        ({"max_logits": torch.full((1,), 1e4), "key": torch.ones(1, 3, 2)}, r"query has shape .*, needed \(1,\)"),
+        ({"max_logits": torch.full((2, 2), 1e4)}, r"query has shape .*, needed \(2, 2\)"),
         ({"threshold": 0.0}, "threshold is 0.0, needed a finite number above 0"),
         ({"alpha": 1.5}, r"alpha is 1.5, needed a number in \[0, 1\]"),
     ],
 )
 def test_bad_input_is_refused_and_changes_nothing(more, message):
-    query = torch.ones(2, 3, 2)
-    given = {"query": query, "key": torch.ones(2, 3, 2), "max_logits": torch.tensor([1e4, 1e4]), **more}
+    given = {"query": torch.ones(2, 3, 2), "key": torch.ones(2, 3, 2), "max_logits": torch.tensor([1e4, 1e4]), **more}
     with pytest.raises(ValueError, match=message):
         qk_clip(**given)
-    assert torch.equal(query, torch.ones(2, 3, 2))
+    assert all(bool((given[name] == 1).all()) for name in ("query", "key"))

@@ -5,6 +5,7 @@ import math
 from functools import partial
 from pathlib import Path
 
+import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -504,3 +505,28 @@ def test_the_arithmetic_of_a_direction_is_its_own_business():
     found = walked(partial(optim.Muon, lr=0.1, direction=half), W, gradients, torch.float32)
     exact = walked(partial(optim.Muon, lr=0.1), W, gradients, torch.float32)
     assert 1e-5 < farthest(found, exact, W) < 2e-2
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (partial(optim.Muon, adapt=optim.NorMuon), "adapt is <class .*needed None, a name or a value"),
+        (partial(optim.Muon, adapt=3), "adapt is 3, needed None, a name or a value"),
+        (partial(optim.MOP, form="sum"), "MOP has no option 'form'"),
+        (partial(optim.MOP, adapt="normuon"), "MOP has no option 'adapt'"),
+    ],
+)
+def test_second_moments_and_options_of_another_rule_are_refused(monkeypatch, make, message):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(ValueError, match=message):
+        make([torch.nn.Parameter(torch.ones(2, 2))], lr=0.1)
+
+
+@pytest.mark.parametrize("direction", [lambda C: C[0], lambda C: C[..., :1]])
+def test_a_direction_of_another_shape_is_refused_with_the_name_of_its_parameter(direction):
+    """The first would broadcast, and step all matrices along the first."""
+    p = torch.nn.Parameter(torch.ones(2, 3))
+    p.grad = torch.ones(2, 3)
+    with pytest.raises(ValueError, match=r"parameter.*the direction has shape .*, needed \(1, 2, 3\)"):
+        optim.Muon([p], lr=0.1, direction=direction).step()
+    assert torch.equal(p, torch.ones(2, 3))

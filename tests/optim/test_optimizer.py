@@ -4,12 +4,14 @@ import copy
 import io
 import pickle
 import tracemalloc
+from functools import partial
 
 import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau, StepLR
 
 from muon_lab import optim, polar
+from muon_lab.arithmetic import Rounded
 from muon_lab.measure import bounds
 from muon_lab.optim import matrices, optimizer
 from muon_lab.optim.optimizer import MatrixOptimizer, finite, stacks
@@ -529,7 +531,10 @@ def test_state_of_torchs_muon_is_loaded():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: muon(parameters((4, 3)), adapt="normuon"), "parameter 0 of group 0: the loaded state has .*, needed"),
+        (lambda: muon(parameters((4, 3)), adapt="normuon"), r"made with adapt None, needed NorMuon\(beta2"),
+        (lambda: muon(parameters((4, 3)), direction=("quintic", 4)), "with direction .*steps=5.*, needed .*steps=4"),
+        (lambda: muon(parameters((4, 3)), direction=polar.svd()), "with direction Automatic.*, needed Direct.*SVD"),
+        (lambda: optim.SOAP(parameters((4, 3)), lr=0.1), "parameter 0 of group 0: the loaded state has .*, needed"),
         (lambda: muon(parameters((3, 4))), r"parameter 0 of group 0: .*\(4, 3\).*, needed .*\(3, 4\)"),
         (lambda: muon([{"params": parameters((4, 3)), "view": matrices.fused(2, 2)}]), "the loaded state has the view"),
         (lambda: muon(parameters((4, 3), (4, 3))), "parameter"),
@@ -543,6 +548,58 @@ def test_state_that_does_not_fit_is_refused_and_nothing_is_changed(make, message
     with pytest.raises(ValueError, match=message):
         o.load_state_dict(saved)
     assert same(snapshot(o), before)
+
+
+IN_WORDS = {
+    "bf16": polar.newton_schulz(polar.schedules.get("simple", 5), Rounded("bf16")),
+    "fp16": polar.newton_schulz(polar.schedules.get("simple", 5), Rounded("fp16")),
+    "six steps": polar.newton_schulz(polar.schedules.get("simple", 6), Rounded("bf16")),
+    "halley": polar.qdwh(),
+}
+
+
+def test_a_checkpoint_knows_the_direction_it_was_made_with():
+    """Orthogonalizers are functions: they are told apart by what they enclose, and equal ones made anew are equal."""
+    saved = {name: stored(run(partial(muon, direction=each), parameters((4, 3)), 1)) for name, each in IN_WORDS.items()}
+    words = {name: packed["param_groups"][0]["direction"] for name, packed in saved.items()}
+    assert len(set(words.values())) == len(words)
+    assert not any("0x" in each for each in words.values())
+    again = polar.newton_schulz(polar.schedules.get("simple", 5), Rounded("bf16"))
+    muon(parameters((4, 3)), direction=again).load_state_dict(saved["bf16"])
+    with pytest.raises(ValueError, match=r"made with direction .*fp16.*, needed .*bf16"):
+        muon(parameters((4, 3)), direction=again).load_state_dict(saved["fp16"])
+
+
+def test_a_function_that_counts_its_calls_is_still_the_same():
+    def counted(calls):
+        def direction(C):
+            calls.append(C.shape)
+            return direction and C
+
+        return direction
+
+    assert optimizer.said(counted([])) == optimizer.said(counted([1])) == optimizer.said(counted([1]))
+
+
+def test_a_checkpoint_without_these_words_is_loaded():
+    """As it was written before there were any, or by someone who means to go on with another direction."""
+    params, others = parameters((4, 3)), parameters((4, 3))
+    saved = stored(run(muon, params, 1))
+    for name in ("direction", "adapt"):
+        assert isinstance(saved["param_groups"][0].pop(name), str)
+    o = muon(others, direction=polar.svd())
+    o.load_state_dict(saved)
+    assert torch.equal(o.state[others[0]]["momentum_buffer"], saved["state"][0]["momentum_buffer"])
+    assert "direction" not in o.param_groups[0]
+    saved["param_groups"][0]["nesterov"] = "false"
+    with pytest.raises(ValueError, match="Muon: nesterov is 'false', needed True or False"):
+        o.load_state_dict(saved)
+
+
+@pytest.mark.parametrize("given", [{}, {"state": {}}])
+def test_what_is_no_checkpoint_is_refused(given):
+    with pytest.raises(ValueError, match=r"the loaded state has .*, needed 'state' and 'param_groups'"):
+        muon(parameters((4, 3))).load_state_dict(given)
 
 
 def test_users_hooks_see_what_is_loaded():
@@ -607,6 +664,39 @@ def test_a_parameter_twice_in_a_group_is_refused():
     (p,) = parameters((2, 3))
     with pytest.warns(UserWarning, match="duplicate"), pytest.raises(ValueError, match="each of them once"):
         muon([p, p])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"momentm": 0.0}, "'momentm': did you mean 'momentum'"),
+        ({"weight_decy": 1.0}, "'weight_decy': did you mean 'weight_decay'"),
+        ({"direction": ("cubic", 1)}, "a group has 'direction', needed as an argument of Muon"),
+        ({"adapt": None}, "a group has 'adapt', needed as an argument of Muon"),
+        ({"nesterov": "false"}, "Muon: nesterov is 'false', needed True or False"),
+        ({"nesterov": 0}, "Muon: nesterov is 0, needed True or False"),
+        ({"view": "stacked"}, "parameter 0 of group 0 has the view 'stacked', needed a View"),
+        ({"view": {"batch": (0,)}}, "parameter 0 of group 0 has the view {'batch'"),
+    ],
+)
+def test_a_group_setting_that_nothing_would_look_at_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        muon([{"params": parameters((2, 3)), **settings}])
+
+
+def test_what_torch_keeps_in_groups_is_accepted():
+    """Groups of another optimizer, with what its schedulers have left there."""
+    o = muon(parameters((2, 3)))
+    for make in (
+        partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=4),
+        partial(torch.optim.lr_scheduler.CyclicLR, base_lr=0.01, max_lr=0.1),
+        partial(torch.optim.swa_utils.SWALR, swa_lr=0.05),
+    ):
+        make(o)
+    (group,) = o.param_groups
+    again = muon([group | {"foreach": False}])
+    assert set(group) < set(again.param_groups[0])
+    assert {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"} < set(group)
 
 
 @pytest.mark.parametrize("kept", [torch.int32, torch.complex64, torch.float8_e4m3fn, "float32"])

@@ -101,6 +101,17 @@ def test_the_three_settings_are_not_to_be_given(given):
         optim.REKLS([torch.nn.Parameter(torch.ones(2, 2))], 0.1, **given)
 
 
+@pytest.mark.parametrize("given", [{"kl": False}, {"frequency": 9}, {"eigenbasis": "iteration"}])
+def test_the_three_settings_are_not_to_be_had_in_a_group_or_a_checkpoint_either(given):
+    p = torch.nn.Parameter(torch.ones(2, 2))
+    ((name, value),) = given.items()
+    with pytest.raises(ValueError, match=f"REKLS: {name} is {value!r}, needed"):
+        optim.REKLS([{"params": [p], **given}], 0.1)
+    saved = optim.SOAP([p], 0.1, **{"eigenbasis": "eigh", "kl": True, "frequency": 1, **given}).state_dict()
+    with pytest.raises(ValueError, match=f"REKLS: {name} is {value!r}, needed"):
+        optim.REKLS([p], 0.1).load_state_dict(saved)
+
+
 def test_agrees_with_the_oracle():
     generator = np.random.default_rng(3)
     W, gradients = generator.standard_normal((3, 5)), list(generator.standard_normal((6, 3, 5)))

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import warnings
 from functools import partial
 
 import pytest
@@ -81,6 +82,13 @@ def test_heads_are_told_by_name(path):
     routes = routes_of(**{path: made(nn.Linear, 4, 5), "layer": made(nn.Linear, 4, 5)})
     assert destinations(routes)[f"{path}.weight"] == "other"
     assert destinations(routes)["layer.weight"] == "matrix"
+
+
+def test_heads_of_known_models_are_among_them():
+    """GPT-NeoX and models that answer questions; what hidden layers are called too is not."""
+    assert {"embed_out", "qa_outputs"} < set(routing.HEADS)
+    routes = routes_of(fc=made(nn.Linear, 4, 5, bias=False), output=made(nn.Linear, 4, 5, bias=False))
+    assert set(destinations(routes).values()) == {"matrix"}
 
 
 def test_heads_may_be_named_otherwise():
@@ -283,6 +291,124 @@ def test_an_error_in_one_part_leaves_every_part_alone():
     with pytest.raises(ValueError, match=r"blocks.0.mlp.*no direction"):
         trained(model, o, 1)
     assert same(weights(model), before)
+
+
+class Faulty(torch.optim.SGD):
+    """Descends, counts the step in its group, and then fails when told to."""
+
+    failing = False
+
+    def step(self, closure=None):
+        super().step(closure)
+        self.param_groups[0]["count"] = self.param_groups[0].get("count", 0) + 1
+        if self.failing:
+            raise RuntimeError("out of memory")
+
+
+def whole(o):
+    """Return the weights, the states and the settings of a joint optimizer, in memory of their own."""
+    return copy.deepcopy(([p.detach() for group in o.param_groups for p in group["params"]], o.state_dict()))
+
+
+def equal(a, b):
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return repr(a) == repr(b)
+
+
+def spoil_rate(o, lr):
+    o.optimizers["adam"].param_groups[0]["lr"] = lr
+
+
+def spoil_state(o):
+    (state,) = o.optimizers["adam"].state.values()
+    state["exp_avg"] = torch.zeros(7)
+
+
+def spoil_step(o):
+    o.optimizers["last"].failing = True
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "message"),
+    [
+        (partial(spoil_rate, lr=torch.ones(2)), ValueError, r"adam: lr has shape \(2,\)"),
+        (partial(spoil_rate, lr=float("nan")), ValueError, "adam: lr is nan, needed a finite number of at least 0"),
+        (partial(spoil_rate, lr=-0.1), ValueError, "adam: lr is -0.1"),
+        (spoil_state, RuntimeError, "size"),
+        (spoil_step, RuntimeError, "out of memory"),
+    ],
+)
+@pytest.mark.parametrize("foreach", [False, True])
+def test_an_auxiliary_optimizer_that_raises_leaves_every_part_alone(spoil, error, message, foreach):
+    """The last of three fails after it has moved, or the second before."""
+    W, b, c = (nn.Parameter(torch.ones(shape)) for shape in ((2, 3), (3,), (2,)))
+    parts = {"matrix": optim.Muon([W], lr=0.1), "adam": torch.optim.AdamW([b], lr=0.1, foreach=foreach)}
+    o = Joint({**parts, "last": Faulty([c], lr=0.1, momentum=0.9)})
+    for p in (W, b, c):
+        p.grad = torch.ones_like(p)
+    o.step()
+    spoil(o)
+    before = whole(o)
+    with pytest.raises(error, match=message):
+        o.step()
+    assert equal(whole(o), before)
+    o.optimizers["last"].failing = False
+    o.optimizers["adam"].param_groups[0]["lr"] = 0.1
+    o.optimizers["adam"].state.clear()
+    o.step()  # the control: what can be stepped moves
+    assert o.param_groups[2]["count"] == 2
+    assert not equal(whole(o)[0], before[0])
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused():
+    p = nn.Parameter(torch.ones(2))
+    with pytest.raises(ValueError, match="other is LBFGS, whose step needs a closure"):
+        Joint({"other": torch.optim.LBFGS([p])})
+
+
+def test_hooks_and_schedulers_of_a_part_work():
+    W, b = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2))
+    o = Joint({"matrix": optim.Muon([W], lr=0.1), "other": torch.optim.AdamW([b], lr=0.1)})
+    seen = []
+    for label, each in o.optimizers.items():
+        each.register_step_pre_hook(lambda own, *_, label=label: seen.append((label, "before", W[0, 0].item())))
+        each.register_step_post_hook(lambda own, *_, label=label: seen.append((label, "after", W[0, 0].item())))
+    o.optimizers["matrix"].register_step_pre_hook(lambda *_: W.grad.nan_to_num_(1.0))
+    schedulers = [torch.optim.lr_scheduler.LambdaLR(each, lambda t: 0.5**t) for each in o.optimizers.values()]
+    W.grad, b.grad = torch.eye(2), torch.ones(2)
+    W.grad[0, 0] = float("nan")  # a hook mends it before anyone looks
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        o.step()
+        for scheduler in schedulers:
+            scheduler.step()
+    assert [group["lr"] for group in o.param_groups] == [0.05, 0.05]
+    after = W[0, 0].item()
+    assert after != 1.0
+    assert seen == [
+        ("matrix", "before", 1.0),
+        ("other", "before", 1.0),
+        ("other", "after", 1.0),
+        ("matrix", "after", after),
+    ]
+
+
+@pytest.mark.parametrize("bad", [complex("nan"), complex(0, float("inf"))])
+def test_a_complex_parameter_of_another_optimizer_is_stepped_too(bad):
+    W, z = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    o = Joint({"matrix": optim.Muon([W], lr=0.1), "other": torch.optim.AdamW([("z", z)], lr=0.1)})
+    W.grad, z.grad = torch.eye(2), torch.tensor([1j, 2.0])
+    o.step()
+    assert o.report.taken
+    assert not torch.equal(z, torch.ones_like(z))
+    z.grad[1] = bad
+    o.step()
+    assert o.report.nonfinite == ("z",)
 
 
 def test_schedulers_reach_all_parts_and_the_closure_runs_once():

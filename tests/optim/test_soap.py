@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muon_lab import optim, oracle
-from muon_lab.arithmetic import Rounded
+from muon_lab.arithmetic import Exact, Rounded
 from muon_lab.measure import bounds
 from muon_lab.optim.matrices import STACKED, fused
 from muon_lab.optim.soap import EigensolverWarning, Rule, SOAPState
@@ -226,7 +226,8 @@ def disagreement(row, dtype, **changes):
     W = torch.tensor(ARRAYS[row["w0"]])
     p = parameter(W, dtype)
     optimizer = optimizer_of(row, [p])
-    optimizer.param_groups[0].update(changes)
+    if changes:  # SOAP has what REKLS refuses
+        optimizer = optim.SOAP([optimizer.param_groups[0] | changes], row["lr"])
     pairs = zip(weights(optimizer, p, ARRAYS[row["grads"]]), torch.tensor(ARRAYS[row["key"]]), strict=True)
     return max(float((found.double() - peer).norm() / (peer - W).norm()) for found, peer in pairs)
 
@@ -757,7 +758,7 @@ def make(shape=(2, 2), **settings):
         ({"lr": torch.ones(2)}, r"lr has shape \(2,\)"),
         ({"betas": (0.9, 1.0)}, "SOAP: beta2 is 1.0"),
         ({"betas": (-0.1, 0.9)}, "SOAP: beta1 is -0.1"),
-        ({"betas": [0.9]}, r"SOAP: betas are \(0.9,\), needed two numbers"),
+        ({"betas": [0.9]}, r"SOAP: betas are \[0.9\], needed two numbers"),
         ({"shampoo_beta": 1.0}, "SOAP: shampoo_beta is 1.0"),
         ({"eps": 0.0}, "SOAP: eps is 0.0"),
         ({"weight_decay": math.inf}, "SOAP: weight_decay is inf"),
@@ -780,6 +781,30 @@ def make(shape=(2, 2), **settings):
 def test_s22_bad_input_is_refused_when_the_optimizer_is_made(settings, message):
     with pytest.raises(ValueError, match=message):
         make(**settings)
+
+
+def test_a_group_has_no_arithmetic_of_its_own_and_a_checkpoint_knows_which_it_was():
+    p = torch.nn.Parameter(torch.ones(2, 2))
+    with pytest.raises(ValueError, match="a group has 'arithmetic', needed as an argument of SOAP"):
+        optim.SOAP([{"params": [p], "arithmetic": Exact()}], 0.1)
+    saved = optim.SOAP([p], 0.1, arithmetic=Rounded("bf16")).state_dict()
+    with pytest.raises(ValueError, match=r"made with arithmetic Rounded\(operands='bf16'.*, needed Exact"):
+        optim.SOAP([p], 0.1).load_state_dict(saved)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"betas": 0.9}, "SOAP: betas are 0.9, needed two numbers"),
+        ({"betas": None}, "SOAP: betas are None, needed two numbers"),
+        ({"kl": "false"}, "SOAP: kl is 'false', needed True or False"),
+        ({"correct_bias": 1}, "SOAP: correct_bias is 1, needed True or False"),
+        ({"kll": True}, "'kll': did you mean 'kl'"),
+    ],
+)
+def test_settings_of_a_group_are_checked_alike(settings, message):
+    with pytest.raises(ValueError, match=message):
+        optim.SOAP([{"params": [torch.nn.Parameter(torch.ones(2, 2))], **settings}], 0.1)
 
 
 def test_a_setting_that_was_spoilt_later_is_refused_and_changes_nothing():

@@ -179,6 +179,13 @@ def threads(world):
     return torch.get_num_threads(), world.device.type
 
 
+def optimizing(world):
+    """Return how many modules the first optimizer of a process loads."""
+    before = set(sys.modules)
+    torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+    return len(set(sys.modules) - before)
+
+
 def raising(world):
     if world.rank == 1:
         raise KeyError("planted on rank 1")
@@ -330,6 +337,8 @@ def nested(ranks):
 def rank_of_an_environment(variables, home, program, timeout):
     """One process of a world that something else has started, as torchrun does."""
     os.environ.update(variables)
+    with open(f"{home}/stderr.{variables['RANK']}", "w") as errors:
+        os.dup2(errors.fileno(), 2)
     from muon_lab.parallel import worlds
 
     results = worlds.run(program, int(variables["WORLD_SIZE"]), "gloo", timeout=timeout)
@@ -337,6 +346,11 @@ def rank_of_an_environment(variables, home, program, timeout):
         worlds.run(program, 99, "gloo")
         results = "99 ranks were not refused"
     Path(home, f"result.{variables['RANK']}").write_text(repr(results))
+
+
+def one_too_many(world):
+    """Rank 0 makes a call that rank 1, having returned, does not make."""
+    return world.all_reduce(torch.ones(2)).wait() if world.rank == 0 else None
 
 
 def environment_sum(world):

@@ -7,6 +7,7 @@ from functools import cache
 from itertools import product
 from math import inf, isclose, prod
 
+import jaxtyping
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -378,6 +379,13 @@ def test_costs_of_exact_methods_balance_too(price):
         (lambda: balance.ping_pong([1.0, -2.0], 1), "the cost of job 1 is -2.0, needed a finite one of at least 0"),
         (lambda: balance.hybrid([inf], 1), "the cost of job 0 is inf, needed a finite one"),
         (lambda: balance.lpt_elements([float("nan")], 1), "the cost of job 0 is nan"),
+        (lambda: balance.lpt_flops(["a"], 2), "the cost of job 0 is 'a', needed a finite one"),
+        (lambda: balance.lpt_flops([1.0], 2, [1.5]), r"elements of job 0 are 1\.5, needed a whole number"),
+        (lambda: balance.assigned([0.5, 1], [1.0, 1.0], 2), r"owner of job 0 is 0\.5, needed a rank of 0\.\.1"),
+        (
+            lambda: balance.hybrid([8.0, 1.0], 2, divided=lambda job, members: -1.0),
+            r"divided gives -1\.0 for job 0 and a team of 1, needed a cost of at least 0",
+        ),
         (lambda: balance.lpt_flops([1.0], 1, [1, 2]), "elements are those of 2 jobs, needed one number for each of 1"),
         (lambda: balance.lpt_flops([1.0], 1, [-1]), "elements of a job are -1, needed at least 0"),
         (lambda: balance.lpt_flops([1.0], 1, cap=0.9), "cap is 0.9, needed at least 1 times the mean, or None"),
@@ -389,7 +397,8 @@ def test_costs_of_exact_methods_balance_too(price):
         (lambda: balance.priced([(2,)], flops.svd), r"shape \(2,\) is that of no matrix, needed rows and columns"),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_one_sentence(call, message):
+def test_what_makes_no_sense_is_refused_in_one_sentence(call, message, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(ValueError, match=message):
         call()
 

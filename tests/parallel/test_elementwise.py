@@ -9,6 +9,7 @@ from parallel import layerwise_programs as programs
 from torch import nn
 
 from muon_lab import optim, parallel
+from muon_lab.optim import routing
 from muon_lab.oracle.polar import polar as factor
 from muon_lab.parallel import traffic, worlds
 from muon_lab.parallel.ledger import Ledger
@@ -276,7 +277,42 @@ def test_distribute_picks_by_kind():
         wrapped = parallel.distribute(kind(W, lr=0.1), alone(), clip=2.0)
         assert type(wrapped) is LayerwiseOptimizer
         assert wrapped.clip == 2.0
-    assert type(parallel.distribute(programs.joint(programs.parameters(SHAPES)), alone())) is LayerwiseOptimizer
+    joint = programs.joint(programs.parameters(SHAPES))
+    found = parallel.distribute(joint, alone())
+    assert [type(part) for part in found.parts.values()] == [LayerwiseOptimizer, ElementwiseOptimizer]
+    assert type(parallel.distribute(joint, alone(), reduce="none")) is LayerwiseOptimizer
+
+
+def test_distribute_hands_options_on_to_the_kind_that_takes_them():
+    model = nn.utils.skip_init(nn.Linear, 2, 2, bias=False)
+    hidden = {"owners": "lpt_flops", "model": model, "defer": True, "overlap": True, "bucket": 8}
+    layered = parallel.distribute(optim.Muon(model.parameters(), lr=0.1), alone(), sums=torch.float32, **hidden)
+    model.weight.grad = torch.eye(2)
+    nn.init.eye_(model.weight)
+    layered.step()
+    layered.close()
+    adamw = torch.optim.AdamW(model.parameters())
+    assert type(parallel.distribute(adamw, alone(), clip=1.0, defer=False)) is ElementwiseOptimizer
+    with pytest.raises(ValueError, match="given defer for AdamW, whose slices take clip, also, whole, sums alone"):
+        parallel.distribute(adamw, alone(), defer=True)
+    with pytest.raises(ValueError, match="unknown option of distribute 'owner': did you mean 'owners'"):
+        parallel.distribute(adamw, alone(), owner=[0])
+    with pytest.raises(ValueError, match=r"sums is torch\.float16, needed torch\.float32"):
+        parallel.distribute(adamw, alone(), sums=torch.float16)
+
+
+def test_slices_too_may_be_summed_in_float32():
+    """256 + 1 + 1 is 258, whose third is 86; in bfloat16 256 + 1 is 256."""
+
+    def program(sums, world):
+        W = nn.Parameter(torch.zeros(6, dtype=torch.bfloat16))
+        optimizer = ElementwiseOptimizer(torch.optim.SGD([W], lr=1.0), world, sums=sums)
+        W.grad = torch.where((torch.arange(6) + world.rank) % 3 == 0, 256.0, 1.0).bfloat16()
+        optimizer.step()
+        return W.tolist()
+
+    assert worlds.run(partial(program, torch.float32), 3) == [[-86.0] * 6] * 3
+    assert worlds.run(partial(program, None), 3)[0] != [-86.0] * 6
 
 
 def test_an_optimizer_says_of_itself_that_it_is_elementwise():
@@ -295,3 +331,148 @@ def test_an_optimizer_says_of_itself_that_it_is_elementwise():
 def test_matrix_optimizers_are_refused(kind):
     with pytest.raises(ValueError, match=rf"was given {kind.__name__}, needed an optimizer that treats every entry"):
         ElementwiseOptimizer(kind([nn.Parameter(torch.ones(2, 2))], lr=0.1), alone())
+
+
+# --- several optimizers joined ----------------------------------------------------------------------------------------
+
+
+def joined(world, steps=3, before=None, spoil=None, fail=None, clip=None):
+    """Return weights, state, entries of state that this rank holds, and reports, after steps of Muon and AdamW."""
+    named = programs.parameters(SHAPES)
+    inner = programs.joint(named)
+    optimizer = parallel.distribute(inner, world, clip=clip)
+    begin = 0
+    if before is not None:
+        begin, weights, state = before
+        with torch.no_grad():
+            for (_, p), W in zip(named, weights, strict=True):
+                p.copy_(W)
+        optimizer.load_state_dict(state)
+    reports, step = [], 0
+    if world.rank == fail:
+        inner.optimizers["other"].register_step_post_hook(lambda *_: 1 // (9 - step))
+    for step in (*range(begin, steps - 1), *(() if (spoil, fail) == (None, None) else (9,)), steps - 1):
+        for key, p in named:
+            p.grad = programs.share(step, world.rank, world.size, p)
+            if step == 9 and (key, world.rank) == spoil:
+                p.grad.view(-1)[0] = math.nan
+        try:
+            optimizer.step()
+            reports.append(optimizer.report)
+        except (ZeroDivisionError, ValueError) as error:
+            reports.append(str(error))
+    held = {
+        label: sum(X.numel() for X in programs.entries(list(part.optimizer.state.values())).values() if X.ndim)
+        for label, part in optimizer.parts.items()
+    }
+    return programs.weights(named), optimizer.state_dict(), held, reports
+
+
+def near(weights, expected, matrices):
+    """Whether matrices are the same bit for bit, and the rest but for the rounding of vector loops."""
+    for (shape, dtype), W, wanted in zip(SHAPES, weights, expected, strict=True):
+        unit = torch.finfo(getattr(torch, dtype)).eps / 2
+        exact = (len(shape) == 2 and W.numel()) if matrices else False
+        if exact and not torch.equal(W, wanted):
+            return False
+        if not exact and (W - wanted).abs().sum() > 3 * (2 + 8) * unit * 4 * W.numel():
+            return False
+    return True
+
+
+@pytest.mark.world
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_joined_optimizers_take_the_steps_of_one_process(ranks):
+    """Each by its kind: matrices whole, bit for bit; of the rest, every rank has an equal slice."""
+    expected, _ = programs.alone("joint", steps=3)
+    results = worlds.run(joined, ranks)
+    others = sum(math.prod(shape) for shape, _ in SHAPES if not (len(shape) == 2 and math.prod(shape)))
+    for weights, state, held, reports in results:
+        assert near(weights, expected, matrices=True)
+        assert programs.same(weights, results[0][0])
+        assert programs.same_state(state, results[0][1])
+        assert held["other"] <= 2 * (others / ranks + 2)  # two moments; the last shards of two dtypes end in padding
+        assert reports[-1].updated == tuple(f"w{i}" for i in (0, 1, 2, 3, 4, 5, 6, 7, 8))
+
+
+@pytest.mark.world
+def test_joined_optimizers_step_together_or_not_at_all():
+    clean = worlds.run(joined, 2)
+    for trouble in ({"spoil": ("w5", 1)}, {"spoil": ("w0", 0)}, {"fail": 1}):
+        for (weights, state, _, _), (found, other, _, reports) in zip(
+            clean, worlds.run(partial(joined, **trouble), 2), strict=True
+        ):
+            assert programs.same(found, weights)
+            assert programs.same_state(other, state)
+            if "fail" in trouble:
+                assert "division" in reports[2]
+            else:
+                assert reports[2].nonfinite == (trouble["spoil"][0],)
+
+
+@pytest.mark.world
+def test_joined_optimizers_are_clipped_by_the_norm_of_all():
+    squares = sum((programs.mean(2, shape, torch.float64) ** 2).sum().item() for shape, _ in SHAPES)
+    norms = {reports[-1].norm for *_, reports in worlds.run(partial(joined, clip=1.0), 3)}
+    assert len(norms) == 1
+    assert abs(norms.pop() - math.sqrt(squares)) <= 4 * math.ulp(math.sqrt(squares))
+
+
+@pytest.mark.world
+def test_a_checkpoint_of_joined_optimizers_goes_on_on_other_numbers_of_ranks():
+    weights, state, *_ = worlds.run(partial(joined, steps=2), 2)[1]
+    _, alone_ = programs.alone("joint", steps=2)
+    assert {key: X.shape for key, X in programs.entries(state).items()} == {
+        key: X.shape for key, X in programs.entries(alone_).items()
+    }
+    through, *_ = worlds.run(joined, 2)[0]
+    for ranks in (1, 2, 3):
+        for found, *_ in worlds.run(partial(joined, before=(2, weights, state)), ranks):
+            assert programs.same(found, through) if ranks == 2 else near(found, through, matrices=True)
+    whole = programs.joint(programs.parameters(SHAPES))
+    whole.load_state_dict(state)
+    assert programs.same_state(whole.state_dict(), state)
+
+
+def test_a_state_that_does_not_fit_a_part_changes_none():
+    optimizer = parallel.distribute(programs.joint(programs.parameters(SHAPES)), alone())
+    _, state = programs.alone("joint", steps=2)
+    optimizer.load_state_dict(state)
+    _, other = programs.alone("joint", steps=3)
+    with pytest.raises(ValueError, match="parameter group that doesn't match the size"):
+        optimizer.load_state_dict(
+            {"matrix": other["matrix"], "other": torch.optim.AdamW([nn.Parameter(torch.ones(1))]).state_dict()}
+        )
+    assert programs.same_state(optimizer.state_dict(), state)
+    with pytest.raises(ValueError, match=r"the loaded state is of \['matrix'\], needed \['matrix', 'other'\]"):
+        optimizer.load_state_dict({"matrix": state["matrix"]})
+
+
+def test_options_of_layers_reach_the_layers_of_joined_optimizers():
+    """Deferred, overlapped, accumulated, waited for: the weights of steps that wait."""
+
+    def program(hidden, world):
+        model = nn.Sequential(nn.Linear(3, 4, bias=False), nn.LayerNorm(4), nn.Linear(4, 2, bias=False))
+        with torch.no_grad():
+            for number, p in enumerate(model.parameters()):
+                p.copy_(programs.mean(number, p.shape, p.dtype) / 8)
+        inner = routing.split(model, show=None).optimizer(
+            matrix=partial(optim.Muon, lr=0.1), other=partial(torch.optim.SGD, lr=0.5)
+        )
+        optimizer = parallel.distribute(inner, world, model=model, bucket=8, defer=hidden, overlap=hidden)
+        for step in range(3):
+            optimizer.zero_grad()
+            x = programs.mean(step + world.rank, (5, 3), torch.float32)
+            with optimizer.accumulate():
+                model(x).square().sum().backward()
+            model(-x).sum().backward()
+            optimizer.step()
+        optimizer.wait(model[0].parameters())
+        optimizer.wait()
+        optimizer.close()
+        return [p.detach().clone() for p in model.parameters()], optimizer.owners
+
+    with torch.random.fork_rng(devices=[]):
+        serial, hidden = program(False, alone()), program(True, alone())
+    assert programs.same(serial[0], hidden[0])
+    assert set(serial[1]) == {"0.weight", "2.weight"}

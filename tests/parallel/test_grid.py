@@ -1,5 +1,6 @@
 """Placements and grids: pure data, checked against NumPy, torch.chunk and an obvious numbering."""
 
+import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -49,6 +50,9 @@ def test_even_and_chunked_differ_where_lengths_do_not_divide():
     [
         (lambda: Placement(2, (1,)), "dim of a placement must be 0 .rows. or 1 .columns., not 2"),
         (lambda: Placement(0, ()), "one non-negative length a rank"),
+        (lambda: Placement(0, (1.5, 2)), r"a whole number, not \(1\.5, 2\)"),
+        (lambda: even(10.0, 2, 0), r"length of the axis to cut must be a whole number, not 10\.0"),
+        (lambda: chunked("10", 2, 0), "length of the axis to cut must be a whole number, not '10'"),
         (lambda: chunked(5, 0, 0), "whole number of at least 1, not 0"),
         (lambda: Placement(0, (3, 4)).check((6, 6)), "add up to 7, but axis 0 of the matrix has 6"),
         (lambda: Placement(0, (3,)).check((3,)), "needs at least 2 axes"),
@@ -60,7 +64,8 @@ def test_even_and_chunked_differ_where_lengths_do_not_divide():
         (lambda: Grid().groups("cp"), "one of dp, tp, pp, ep, expert_dp, not 'cp'"),
     ],
 )
-def test_bad_placements_and_grids_are_refused(call, message):
+def test_bad_placements_and_grids_are_refused(call, message, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(ValueError, match=message):
         call()
 

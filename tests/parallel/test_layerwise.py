@@ -1,17 +1,24 @@
 """Layer-wise data parallelism: the weights of one process, bit for bit, whatever the ranks, owners and gradients."""
 
 import math
+import re
 import threading
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
+import jaxtyping
 import pytest
 import torch
 from parallel import layerwise_programs as programs
 from torch import nn
 
-from muon_lab import optim, parallel
+from muon_lab import optim, parallel, polar
+from muon_lab.arithmetic import Exact
+from muon_lab.cost import flops
+from muon_lab.optim import routing
+from muon_lab.optim.matrices import STACKED
 from muon_lab.parallel import balance, traffic, volume, worlds
-from muon_lab.parallel.grid import even
+from muon_lab.parallel.grid import Grid, even
 from muon_lab.parallel.ledger import Ledger
 from muon_lab.parallel.rendezvous import alone
 from muon_lab.parallel.replicas import checkpoints, ownership, teams
@@ -73,6 +80,42 @@ def test_who_owns_what_changes_nothing(owners):
     expected, _ = programs.alone("muon")
     for found in worlds.run(partial(programs.trained, "muon", TWO, owners=owners), 3):
         assert all(programs.same(weights, expected) for weights in found)
+
+
+def test_policies_balance_flops_where_the_optimizer_is_one_of_matrices():
+    """A tall matrix has fewer of them than its entries say: 512·24² is little more than 64³."""
+    shapes = ((512, 24), *[(64, 64)] * 3)
+    named = programs.parameters([(shape, "float32") for shape in shapes])
+    owners = {}
+
+    def program(world):
+        for name in (None, *balance.POLICIES):
+            owners[name] = LayerwiseOptimizer(optim.Muon(named, lr=0.1), world, name).owners
+        adamw = LayerwiseOptimizer(torch.optim.AdamW(named), world).owners
+        inverse = LayerwiseOptimizer(optim.Muon(named, lr=0.1), world, price=lambda m, n: 1e9 / (m * n)).owners
+        return owners, adamw, inverse
+
+    owners, adamw, inverse = worlds.run(program, 2)[0]
+    assert owners[None] == owners["lpt_flops"] == dict(zip(("w0", "w1", "w2", "w3"), (0, 1, 1, 0), strict=True))
+    assert list(owners["lpt_elements"].values()) == list(adamw.values()) == [0, 1, 1, 1]
+    assert list(inverse.values()) == [1, 0, 1, 0]
+    seconds = balance.priced(shapes, lambda m, n: flops.newton_schulz(max(m, n), min(m, n), 5))
+    found, by_elements = (balance.assigned(list(owners[k].values()), seconds, 2) for k in (None, "lpt_elements"))
+    assert (round(found.ratio, 3), round(by_elements.ratio, 3)) == (1.062, 1.593)
+
+
+def test_what_is_stepped_costs_what_its_optimizer_finds_in_it():
+    """Views are asked, stacks count, and what is stepped entry by entry costs its elements, or as much in the unit."""
+    named = programs.parameters([((6, 4), "float32"), ((3, 4, 2), "float32"), ((50, 4), "float32")])
+    muon = optim.Muon(
+        [{"params": named[:1], "view": optim.fused(3, 3)}, {"params": named[1:2], "view": STACKED}], lr=0.1
+    )
+    inner = routing.Joint({"matrix": muon, "other": torch.optim.AdamW(named[2:])})
+    costs = []
+    for price in (None, lambda m, n: 3 * m * n * min(m, n)):
+        policy = lambda found, ranks: costs.append(found) or [0] * len(found)  # noqa: E731
+        LayerwiseOptimizer(inner, alone(), policy, price=price)
+    assert costs == [[2 * 3 * 4 * 3, 3 * 4 * 2 * 2, 200], [6 * 3 * 4 * 3, 9 * 4 * 2 * 2, 600]]
 
 
 # --- every layer once -------------------------------------------------------------------------------------------------
@@ -376,6 +419,38 @@ def test_teams_that_orthogonalize_their_parts_alone_are_far_off(monkeypatch):
     assert off(weights) > 1e3 * off(by_one("float32")[0])
 
 
+@dataclass(frozen=True)
+class Started:
+    """A direction that says all that it is made of."""
+
+    schedule: polar.Schedule
+    arithmetic: Exact
+    start: str
+
+    def __call__(self, C):
+        return polar.newton_schulz(self.schedule, self.arithmetic, self.start)(C)
+
+
+def test_teams_begin_as_their_direction_does():
+    """Two steps from the exact norm end elsewhere than two from the Frobenius norm do: by far more than rounding."""
+    direction = Started(polar.schedules.get("quintic", 2), Exact(), "spectral")
+
+    def program(other, world):
+        W = nn.Parameter(torch.zeros(13, 5, dtype=torch.float64))
+        inner = optim.Muon([W], lr=1.0, direction=other or direction, scale="none")
+        teams = balance.hybrid([8.0], world.size)
+        assert len(teams.teams) == (world.size > 1)
+        optimizer = LayerwiseOptimizer(inner, world, teams)
+        W.grad = torch.randn(13, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+        optimizer.step()
+        return W.detach()
+
+    one, plain = program(None, alone()), program(replace(direction, start="frobenius"), alone())
+    assert torch.linalg.norm(one - plain) > 0.1 * torch.linalg.norm(one)
+    for W in worlds.run(partial(program, None), 2):
+        assert torch.linalg.norm(W - one) <= 1e-12 * torch.linalg.norm(one)
+
+
 @pytest.mark.world
 def test_members_of_a_team_run_the_distributed_layout_on_their_parts():
     """What is recorded of them are its calls, once a step for each matrix: nobody orthogonalizes a giant whole."""
@@ -586,6 +661,93 @@ def test_muon_does_not_see_its_first_gradient_clipped(clip):
         assert (a.double() - b.double()).abs().max() <= scale * (1e-5 if dtype != "bfloat16" else 2**-5)
 
 
+GRID = Grid(dp=2, tp=2)
+
+
+def on_a_grid(kind, clip, spoil, world, also=True, whole=("b",), steps=1):
+    """Step the halves of a matrix and a vector that all have whole; return what moved, the means, and the report."""
+    dp, tp = (world.split(GRID.groups(axis)) for axis in ("dp", "tp"))
+    at = GRID.coordinates(world.rank)
+    W, b = nn.Parameter(torch.zeros(3, 4)), nn.Parameter(torch.zeros(5))
+    inner = torch.optim.SGD([("W", W), ("b", b)], lr=1.0)
+    beside = {"also": tp, "whole": whole} if also else {}
+    optimizer = kind(inner, dp, clip=clip, **beside)
+    W.grad = 10.0**at.tp * (mean(0, (3, 4), torch.float32) + (2 * at.dp - 1))
+    b.grad = mean(1, (5,), torch.float32) + 2 * (2 * at.dp - 1)
+    if world.rank == spoil:
+        W.grad[0, 0] = math.inf
+    optimizer.step()
+    return W.detach(), b.detach(), optimizer.report
+
+
+mean = programs.mean
+KINDS = [LayerwiseOptimizer, ElementwiseOptimizer]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_of_one_matrix_are_clipped_by_one_factor(kind):
+    """Bit for bit: shards of very unequal gradients, and a vector that both have whole and that counts once."""
+    W, b = mean(0, (3, 4), torch.float32), mean(1, (5,), torch.float32)
+    squares = 101 * W.double().square().sum().item() + b.double().square().sum().item()
+    results = worlds.run(partial(on_a_grid, kind, 1.0, None), 4)
+    (norm,) = {report.norm for _, _, report in results}
+    assert abs(norm - math.sqrt(squares)) <= 4 * math.ulp(norm)
+    for rank, (moved, vector, _) in enumerate(results):
+        assert torch.equal(moved, -(10.0 ** GRID.coordinates(rank).tp * W) * (1 / norm))
+        assert torch.equal(vector, -b * (1 / norm))
+    twice = worlds.run(partial(on_a_grid, kind, 1.0, None, whole=()), 4)[0][2].norm
+    assert abs(twice**2 - norm**2 - b.double().square().sum().item()) <= 1e-12 * norm**2
+    apart = {report.norm for _, _, report in worlds.run(partial(on_a_grid, kind, 1.0, None, also=False), 4)}
+    assert max(apart) > 8 * min(apart)  # what each would have clipped by alone
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("spoil", [1, 2])
+def test_a_gradient_that_is_not_finite_in_one_part_stops_the_step_of_all(kind, spoil):
+    for W, b, report in worlds.run(partial(on_a_grid, kind, None, spoil), 4):
+        assert report.nonfinite == ("W",)
+        assert not W.any()
+        assert not b.any()
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("rate", "groups differ between ranks"),
+        ("step", "rank 3 could not take its step, so no rank did: ArithmeticError: planted"),
+        ("whole", "weights differ between ranks .*: w1"),
+        ("clip", "options differ between ranks .*: clip"),
+        ("part", "weights differ between ranks 1, 3: w0"),
+    ],
+)
+def test_what_differs_or_fails_on_one_part_is_known_to_all(what, message):
+    def program(world):
+        dp, tp = (world.split(GRID.groups(axis)) for axis in ("dp", "tp"))
+        named = programs.parameters([((2, 2), "float32"), ((3,), "float32")], seed=0)
+        odd = GRID.coordinates(world.rank).tp == 1
+        if (odd and what == "whole") or (world.rank == 3 and what == "part"):
+            with torch.no_grad():
+                named[what == "whole"][1].add_(1.0)
+        inner = torch.optim.SGD(named, lr=0.5 if odd and what == "rate" else 1.0)
+        before, error = programs.weights(named), ""
+        try:
+            optimizer = LayerwiseOptimizer(
+                inner, dp, [0, 1], clip=2.0 if odd and what == "clip" else 1.0, also=tp, whole=["w1"]
+            )
+            for _, p in named:
+                p.grad = torch.ones_like(p)
+            if world.rank == 3 and what == "step":
+                inner.register_step_post_hook(lambda *_: (_ for _ in ()).throw(ArithmeticError("planted")))
+            optimizer.step()
+        except (ValueError, ArithmeticError) as caught:
+            error = f"{caught}"
+        return programs.same(programs.weights(named), before), error
+
+    for rank, (unchanged, error) in enumerate(worlds.run(program, 4)):
+        assert unchanged
+        assert re.search("planted" if what == "step" and rank == 3 else message, error), (rank, error)
+
+
 def test_norms_are_read_back():
     G = torch.arange(12.0).reshape(3, 4)
     assert norms([G, 2 * G.T, G.bfloat16()]) == [math.sqrt(506), 2 * math.sqrt(506), math.sqrt(506)]
@@ -792,15 +954,32 @@ def parameter():
         ({"reduce": "scatter"}, "unknown reduce 'scatter': did you mean 'reduce_scatter'"),
         ({"clip": 0.0}, "clip is 0.0, needed a finite norm above 0"),
         ({"clip": float("nan")}, "clip is nan"),
+        ({"clip": "1"}, "clip is '1', needed a finite norm above 0"),
+        ({"bucket": "1MB"}, "bucket is '1MB', needed a number of bytes above 0"),
+        ({"owners": "lpt_flop"}, "unknown policy of owners 'lpt_flop': did you mean 'lpt_flops'"),
+        ({"owners": 3}, "owners is 3, needed a policy, its name, or one rank for each parameter"),
+        ({"price": {}}, r"price has nothing for shape \(2, 2\)"),
+        ({"whole": ["w"]}, "whole names parameters and also is None"),
+        ({"also": alone(), "whole": ["v"]}, "unknown parameter in whole 'v': did you mean 'w'"),
+        ({"also": 1}, "also is a int, needed Collectives"),
         ({"sums": torch.bfloat16}, r"sums is torch\.bfloat16, needed torch\.float32, torch\.float64 or None"),
         ({"bucket": 0}, "bucket is 0, needed a number of bytes above 0"),
         ({"defer": True}, "defer is True and model None"),
         ({"overlap": True, "reduce": "none"}, "overlap is True and reduce 'none'"),
     ],
 )
-def test_bad_options_are_refused(options, message):
+def test_bad_options_are_refused(options, message, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(ValueError, match=message):
-        LayerwiseOptimizer(torch.optim.SGD([("w", parameter())], lr=1.0), alone(), **options)
+        LayerwiseOptimizer(optim.Muon([("w", parameter())], lr=1.0), alone(), **options)
+
+
+def test_what_is_no_optimizer_and_no_group_is_refused(monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(ValueError, match="LayerwiseOptimizer was given a Identity, needed an optimizer of torch"):
+        parallel.distribute(nn.Identity(), alone())
+    with pytest.raises(ValueError, match="group is a NoneType, needed Collectives"):
+        parallel.distribute(torch.optim.SGD([parameter()], lr=1.0), None)
 
 
 def test_optimizers_that_cannot_be_cut_into_layers_are_refused():

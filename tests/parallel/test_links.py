@@ -6,6 +6,7 @@ import threading
 import time
 from functools import partial
 
+import jaxtyping
 import pytest
 import torch
 from parallel import overlap_programs as programs
@@ -16,6 +17,7 @@ from muon_lab.parallel.ledger import Ledger
 from muon_lab.parallel.links import SimulatedLink, duration
 from muon_lab.parallel.rendezvous import alone
 from muon_lab.parallel.timeline import Step, carry, compute, schedule
+from muon_lab.studies.layerwise import STUDY
 
 
 class Clock:
@@ -126,12 +128,21 @@ def test_ledgers_work_inside_and_outside():
     assert worlds.run(program, 2) == [(1, 1, 16)] * 2
 
 
-@pytest.mark.parametrize("options", [{"alpha": -1.0, "beta": 0.0}, {"alpha": 0.0, "beta": math.inf}])
-def test_impossible_links_are_refused(options):
+@pytest.mark.parametrize(
+    "options", [{"alpha": -1.0, "beta": 0.0}, {"alpha": 0.0, "beta": math.inf}, {"alpha": "1", "beta": 0.0}]
+)
+def test_impossible_links_are_refused(options, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(ValueError, match="needed a finite time of at least 0"):
         parallel.SimulatedLink(alone(), **options)
     with pytest.raises(ValueError, match="algorithm must be one of"):
         SimulatedLink(alone(), 0.0, 0.0, algorithm="rings")
+
+
+def test_a_link_of_no_finite_rate_is_no_case_of_a_study():
+    point = {name: values[0] for name, values in STUDY.defaults.items()} | {"link": "own", "bandwidth_gb": math.inf}
+    with pytest.raises(ValueError, match="bandwidth_gb must be finite, not inf"):
+        list(STUDY.settle(point, None))
 
 
 # --- schedules of two resources ---------------------------------------------------------------------------------------

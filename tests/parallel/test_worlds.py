@@ -10,11 +10,13 @@ import time
 from functools import partial
 from pathlib import Path
 
+import jaxtyping
 import pytest
 import torch
 from parallel import programs
 
 from muon_lab.parallel import worlds
+from muon_lab.parallel.__main__ import main
 from muon_lab.parallel.collectives import Lost
 from muon_lab.parallel.worlds import by_value, forked, torchrun
 
@@ -65,6 +67,19 @@ def test_every_rank_computes_with_one_thread_and_the_caller_as_before(backend):
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.world
+def test_the_first_optimizer_of_a_rank_finds_everything_loaded():
+    """A fresh world: torch's optimizers import its compiler, 800 modules, when the first of them is made."""
+    worlds.close()
+    assert worlds.run(programs.optimizing, 2, "gloo") == [0, 0]
+
+
+@pytest.mark.world
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_world_may_have_no_limit(backend):
+    assert worlds.run(programs.environment_sum, 2, backend, timeout=float("inf")) == [(0, 3.0), (1, 3.0)]
 
 
 @pytest.mark.world
@@ -244,10 +259,13 @@ def test_tensors_are_handed_over_by_value(dtype):
         ({"backend": "mpi"}, "backend of a world must be one of threads, gloo, nccl, not 'mpi'"),
         ({"ranks": 0}, "whole number of ranks, at least 1, not 0"),
         ({"timeout": 0.0}, "timeout must be a positive number of seconds, not 0.0"),
+        ({"timeout": None}, "timeout must be a positive number of seconds, not None"),
+        ({"timeout": "5"}, "timeout must be a positive number of seconds, not '5'"),
         ({"order": "random"}, "one of ring, rank, tree, float64, not 'random'"),
     ],
 )
-def test_bad_worlds_are_refused(kwargs, message):
+def test_bad_worlds_are_refused(kwargs, message, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(ValueError, match=message):
         worlds.run(programs.pid, **({"ranks": 2} | kwargs))
 
@@ -355,6 +373,30 @@ def test_the_environment_of_a_launcher_is_found(tmp_path, monkeypatch):
 def test_under_a_launcher_too_a_bad_rank_ends_everyone(program, tmp_path):
     assert launched(program, tmp_path, timeout=3.0) == [1, 1]
     assert not list(tmp_path.glob("result.*"))
+    said = [(tmp_path / f"stderr.{rank}").read_text() for rank in range(2)]
+    if program is programs.sleeping:
+        waiting = "rank 0 did not return within 3 s; rank 0 waits in all_reduce (call 1 of ranks 0, 1)\n"
+        assert said[0].startswith(waiting)
+        assert said[1].startswith("rank 1 did not return within 3 s\n")
+        assert "in sleeping" in said[1]
+    else:
+        assert "planted on rank 1" in said[1]
+
+
+@pytest.mark.world
+def test_under_a_launcher_a_call_that_one_rank_alone_makes_is_named(tmp_path):
+    """Not taken for the exchange of results."""
+    assert launched(programs.one_too_many, tmp_path) == [1, 1]
+    said = [(tmp_path / f"stderr.{rank}").read_text() for rank in range(2)]
+    assert all("rank 0 made all_reduce(sum) of float32 (2,)" in text for text in said)
+    assert "rank 1 has returned and gathers results, but all ranks of a group must make" in said[1]
+
+
+def test_a_launcher_that_says_no_number_is_told(monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "abc")
+    assert main([]) == 2
+    message = "error: the environment (torchrun) has WORLD_SIZE='abc', needed a whole number of at least 0\n"
+    assert capsys.readouterr().err == message
 
 
 SCRIPT = """

@@ -137,6 +137,12 @@ def test_at_aspect_four_less_than_half_of_the_flops_are_left():
     [
         ({"shape": (7,)}, r"of a shape with at least 2 axes, not \(7,\)"),
         ({"shape": ()}, r"of a shape with at least 2 axes, not \(\)"),
+        ({"shape": (-3, 64)}, r"of a shape whose axes are counts, not \(-3, 64\)"),
+        (
+            {"shape": (7, 7), "dtype": torch.int32},
+            r"real floating-point dtype such as torch\.float32, not torch\.int32",
+        ),
+        ({"shape": (7, 7), "tolerance": float("nan")}, "tolerance must be a number, not nan"),
         ({"shape": (7, 7), "schedule": "quintik"}, "did you mean 'quintic'"),
         ({"shape": (7, 7), "steps": 0}, "positive integer"),
     ],

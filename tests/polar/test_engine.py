@@ -2,9 +2,11 @@
 
 import json
 import math
+import pickle
 import subprocess
 import sys
 import warnings
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 
 from muon_lab import polar
 from muon_lab.arithmetic import Exact, Rounded
-from muon_lab.polar import schedules
+from muon_lab.polar import engine, schedules
 from muon_lab.polar.schedules import ScheduleWarning
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -283,3 +285,149 @@ def test_a_sequence_has_an_arithmetic_for_each_step():
     assert torch.equal(polar.newton_schulz(schedule, [fine] * 5)(G), polar.newton_schulz(schedule, fine)(G))
     with pytest.raises(ValueError, match="5 are needed, 2 were given"):
         polar.newton_schulz(schedule, [fine] * 2)
+
+
+# --- beyond the reach -------------------------------------------------------------------------------------------------
+
+
+def normal(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+HALF = Exact(torch.bfloat16)
+ESCAPES = [
+    ("cans", 5, HALF, normal(64, 1) @ normal(1, 96, seed=1)),
+    ("minimax(lower=1e-3)", 5, HALF, normal(64, 1) @ normal(1, 96, seed=1)),
+    ("polar_express_raw", 8, HALF, normal(1, 64)),
+    ("minimax(lower=1e-5)", 10, Exact(), normal(64, 1)),
+    ("polar_express", 8, Rounded("fp8_e4m3"), normal(1, 64)),
+]
+
+
+@pytest.mark.parametrize(("name", "steps", "arithmetic", "G"), ESCAPES, ids=lambda value: str(value)[:24])
+@pytest.mark.parametrize("form", [polar.newton_schulz, polar.gram_newton_schulz])
+def test_rank_one_beyond_the_reach_of_a_schedule_warns(name, steps, arithmetic, G, form):
+    orthogonalize = form(schedules.get(name, steps), arithmetic)
+    with pytest.warns(ScheduleWarning, match="may let the leading singular value run away, up to NaN: it starts above"):
+        orthogonalize(G)
+    with pytest.warns(ScheduleWarning):
+        orthogonalize(torch.stack([normal(*G.shape, seed=3) if min(G.shape) > 1 else G, G]))
+
+
+@pytest.mark.parametrize("start", ["frobenius", "schatten4", "aol"])
+@pytest.mark.parametrize("name", ["cans", "minimax(lower=1e-3)"])
+def test_matrices_far_from_rank_one_do_not_warn(name, start):
+    """Also where a start brings a norm of every matrix to 1: the leading singular value stays below."""
+    orthogonalize = polar.newton_schulz(schedules.get(name, 5), HALF, start)
+    leading = torch.tensor(with_singular_values(24, 32, np.sqrt([0.9] + [0.1 / 23] * 23)))
+    for G in (normal(24, 32), normal(3, 16, 16), torch.zeros(4, 4), *([leading] if start == "frobenius" else [])):
+        orthogonalize(G)  # a warning is an error here
+
+
+@pytest.mark.parametrize("name", ["quintic", "simple", "deepseekv4", "taylor"])
+@pytest.mark.parametrize("arithmetic", [Exact(), HALF, Rounded("bf16"), Rounded("mxfp8_e4m3")])
+def test_schedules_with_headroom_do_not_warn_of_any_matrix(name, arithmetic):
+    for G in (normal(1, 64), normal(16, 1) @ normal(1, 24)):
+        polar.newton_schulz(schedules.get(name), arithmetic)(G)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.9, 0.9999])
+def test_the_leading_eigenvalue_is_compared_as_by_a_decomposition(share):
+    """Bounds by norms of powers decide as the eigenvalue does, on both sides of it."""
+    sigma = np.sqrt([share] + [(1 - share) / 15] * 15)
+    A = torch.tensor(with_singular_values(16, 16, sigma, seed=2))
+    A = torch.stack([A @ A.mT, A @ A.mT / 4])
+    exact = float(torch.linalg.eigvalsh(A).max())
+    assert exact == pytest.approx(share, rel=1e-12)
+    for limit in (1e-3, 0.5, 1 - 1e-3, 1 - 1e-9, 1 + 1e-9, 1 + 1e-3, 2):
+        assert engine._exceeds(A, limit * exact) == (limit < 1)
+
+
+# --- a value ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_orthogonalizer_is_a_value_that_can_be_sent():
+    quintic, G = schedules.get("quintic"), normal(5, 8)
+    one = polar.newton_schulz(quintic, Rounded("bf16"), start="schatten4")
+    assert isinstance(one, polar.NewtonSchulz)
+    assert (one.schedule, one.arithmetic, one.start) == (quintic, Rounded("bf16"), "schatten4")
+    found = one(G)
+    assert one == polar.newton_schulz(quintic, Rounded("bf16"), start="schatten4")
+    assert hash(one) == hash(polar.newton_schulz(quintic, Rounded("bf16"), start="schatten4"))
+    assert one != polar.newton_schulz(quintic, Rounded("bf16"))
+    sent = pickle.loads(pickle.dumps(one))
+    assert sent == one
+    assert torch.equal(sent(G), found)
+    with pytest.raises(FrozenInstanceError):
+        one.start = "frobenius"
+    mixed = polar.newton_schulz(quintic, [Rounded("fp8_e4m3")] * 3 + [Exact()] * 2)
+    assert mixed.arithmetic == (Rounded("fp8_e4m3"),) * 3 + (Exact(),) * 2
+    assert mixed == pickle.loads(pickle.dumps(mixed))
+
+
+# --- what is not asked for so -----------------------------------------------------------------------------------------
+
+
+def test_wrong_arguments_are_refused_in_one_sentence():
+    """In a process of its own, without the type checks of the tests."""
+    code = """
+import torch
+from muon_lab import polar
+from muon_lab.arithmetic import Exact, Rounded
+from muon_lab.polar import schedules, tuning
+s, G = schedules.get("quintic"), torch.ones(2, 3)
+class Mine:
+    norm = store = gram = square = matmul = Exact.gram
+target = tuning.target(G)
+start = tuning.measured(s, Exact(), [target])
+for call in (
+    lambda: polar.newton_schulz(s, "mxfp8"),
+    lambda: polar.newton_schulz(s, None),
+    lambda: polar.iterates(s, Exact),
+    lambda: polar.newton_schulz(s, Mine()),
+    lambda: polar.newton_schulz(s, [Exact()] * 4 + ["bf16"]),
+    lambda: polar.gram_newton_schulz(s, [Exact()] * 5),
+    lambda: polar.gram_newton_schulz(s, restarts=2),
+    lambda: polar.auto((4, 4), 5, "bf16"),
+    lambda: polar.auto((32.5, 64), 5),
+    lambda: polar.auto(7, 5),
+    lambda: polar.auto((4, 4), 5, dtype="float32"),
+    lambda: polar.auto((4, 4), 5, dtype=torch.int32),
+    lambda: polar.auto((4, 4), 5, tolerance="x"),
+    lambda: polar.auto((4, 4), schedule=3),
+    lambda: polar.qdwh(roundoff="x"),
+    lambda: tuning.search(5, Exact(), [G]),
+    lambda: tuning.search(5, "bf16", [target]),
+    lambda: tuning.refine(start, "bf16", [target]),
+    lambda: tuning.refine(start, Exact(), [G]),
+    lambda: tuning.refine(start, Exact(), [target], evaluations=2.5),
+):
+    try:
+        call()
+        print("accepted")
+    except ValueError as error:
+        print(error)
+"""
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.splitlines() == [
+        "arithmetic must be a value such as Exact(), not the text 'mxfp8': did you mean Rounded('mxfp8')?",
+        "arithmetic must be a value such as Exact(), not None",
+        "arithmetic must be a value such as Exact(), not the class Exact: did you mean Exact(...)?",
+        "arithmetic must be a value such as Exact(), but this Mine has no roundoff and no commuting",
+        "arithmetic of step 4 must be a value such as Exact(), not the text 'bf16': did you mean Rounded('bf16')?",
+        "arithmetic must be a value such as Exact(), not a list of them",
+        "restarts must be a sequence of steps such as [2], not 2",
+        "arithmetic must be a value such as Exact(), not the text 'bf16': did you mean Rounded('bf16')?",
+        "a form is chosen for matrices, of a shape whose axes are counts, not (32.5, 64)",
+        "a form is chosen for matrices, of a shape with at least 2 axes, not 7",
+        "dtype must be a real floating-point dtype such as torch.float32, not 'float32'",
+        "dtype must be a real floating-point dtype such as torch.float32, not torch.int32",
+        "tolerance must be a number, not 'x'",
+        "schedule must be a Schedule, such as schedules.get('quintic'), not 3",
+        "roundoff must be at least 0 and below 1, not 'x'",
+        "targets must come from tuning.target, but number 0 is a Tensor",
+        "arithmetic must be a value such as Exact(), not the text 'bf16': did you mean Rounded('bf16')?",
+        "arithmetic must be a value such as Exact(), not the text 'bf16': did you mean Rounded('bf16')?",
+        "targets must come from tuning.target, but number 0 is a Tensor",
+        "evaluations of a refined schedule must be a positive integer, not 2.5",
+    ]

@@ -1,5 +1,6 @@
 """Optimal schedules: the best polynomial of a step, its composition, and what is proven of them."""
 
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -108,6 +109,9 @@ def test_the_ambient_precision_is_left_alone():
         ("0.5", "0.5", 5, r"\[0.5, 0.5\]"),
         (-1, 1, 3, r"\[-1, 1\]"),
         (0.1, 1, 7, "degree is 7, needed 3 or 5"),
+        (0.1, math.inf, 5, r"\[0.1, inf\], needed 0 < lower < upper, both finite"),
+        (math.nan, 1, 5, r"\[nan, 1\]"),
+        ("abc", 1, 5, "the ends of an interval must be numbers or decimal texts, not 'abc'"),
     ],
 )
 def test_fits_of_nothing_are_refused(lower, upper, degree, message):
@@ -417,11 +421,37 @@ def test_longer_designs_are_better_down_to_the_roundoff_of_their_coefficients():
     assert worst[-1] <= (15 + 10 + 3) / 8 * 2.0**-53
 
 
-def test_designed_schedules_need_no_caution(recwarn):
+def test_designed_schedules_need_no_caution_for_their_steps_but_for_their_headroom(recwarn):
+    """No number of steps collapses; nothing above 1 is borne without safety, and about the safety with it."""
     for text in ("minimax(lower=0.5)", "minimax(lower=1e-6)", "minimax(lower=1e-3,degree=3,safety=0.1)"):
         for steps in (1, 2, 5, 12):
             schedules.get(text, steps)
     assert not recwarn.list
+    for lower in ("1e-3", "1e-5"):
+        assert 1 <= schedules.get(f"minimax(lower={lower})", 8).reach < 1 + 1e-5
+        for safety in (0.01, 0.05):
+            reach = schedules.get(f"minimax(lower={lower},safety={safety})", 8).reach
+            assert 1 + safety / 2 < reach < (1 + safety) * (1 + 1e-5) * (1 + safety)
+
+
+@pytest.mark.parametrize(
+    ("text", "steps", "furthest"), [("lower=1e-10", 15, "66"), ("lower=1e-10", 20, "inf"), ("lower=1e-12", 30, "inf")]
+)
+def test_designs_that_float64_cannot_hold_are_refused(text, steps, furthest):
+    with pytest.raises(ValueError, match=rf"^float64 coefficients cannot hold minimax.* end {furthest}.* add safety"):
+        schedules.get(f"minimax({text})", steps)
+
+
+def test_designs_that_float64_just_holds_are_made():
+    assert schedules.get("minimax(lower=1e-9)", 18).design.worst < 1e-3
+    assert schedules.get("minimax(lower=1e-10,safety=0.01)", 20).design.worst < 1e-3
+    assert schedules.get("minimax(lower=1e-10)", 1).design.worst <= 1
+
+
+def test_the_worst_of_no_interval_is_refused():
+    with pytest.raises(ValueError, match=r"worst: the interval is \[2, 1\], needed lower <= upper"):
+        minimax.worst([(1.5, -0.5, 0.0)], 2, 1)
+    assert minimax.worst([(1.5, -0.5, 0.0)], 1, 1) == 0.0
 
 
 def test_the_study_of_schedules_takes_a_design():

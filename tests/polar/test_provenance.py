@@ -279,6 +279,33 @@ def test_the_report_is_a_command(capsys):
     assert output.err.startswith("muon_lab.polar.provenance: unknown schedule 'canns': did you mean 'cans'")
 
 
+def test_the_command_explains_itself(capsys):
+    with pytest.raises(SystemExit) as left:
+        provenance.main(["--help"])
+    assert left.value.code == 0
+    assert "usage: python -m muon_lab.polar.provenance" in (told := capsys.readouterr().out)
+    assert "polar_express_1.02_5" in told
+    with pytest.raises(SystemExit) as left:
+        provenance.main(["--frobnicate"])
+    assert left.value.code == 2
+    assert capsys.readouterr().err == "muon_lab.polar.provenance: unrecognized arguments: --frobnicate\n"
+
+
+def test_an_interruption_is_one_line(capsys, monkeypatch):
+    def interrupted(names):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(provenance, "text", interrupted)
+    assert provenance.main([]) == 130
+    assert capsys.readouterr().err == "muon_lab.polar.provenance: interrupted\n"
+
+
+def test_a_reader_may_leave_early():
+    command = f"set -o pipefail; {sys.executable} -m muon_lab.polar.provenance cans | true"
+    answer = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (answer.returncode, answer.stderr) == (0, "")
+
+
 def test_the_command_needs_no_torch():
     code = "import sys; from muon_lab.polar import provenance as p; p.main(['cans']); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

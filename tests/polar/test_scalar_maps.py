@@ -401,6 +401,21 @@ def test_headroom(name, steps, printed):
     assert reads(reach(name, steps), printed)
 
 
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [("quintic", 5), ("polar_express_raw", 8), ("cans", 5), ("aol", 4), ("taylor", 9), ("cubic5", 5), ("cubic", 12)],
+)
+def test_the_reach_of_a_schedule_is_proven_by_intervals(name, steps):
+    """Up to it the image is within 2, just above it is not; float64 loses digits by the slope of the steps there."""
+    schedule = get(name, steps)
+    near = 1e-9 * schedule.reach
+    low, high = minimax.image(schedule.coefficients, 0, schedule.reach - near)
+    assert low.a >= -2
+    assert high.b <= 2
+    low, high = minimax.image(schedule.coefficients, 0, schedule.reach + near)
+    assert low.b < -2 or high.a > 2
+
+
 def test_headroom_of_the_classical_steps_is_a_root():
     """The cubic turns sqrt(5) around, p(x) = -x; Taylor's quintic fixes sqrt(7/3) = 1.528 and repels from it."""
     assert Fraction(3, 2) - Fraction(5, 2) == -1  # p(x)/x at x^2 = 5

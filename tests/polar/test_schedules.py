@@ -151,3 +151,36 @@ def test_own_schedules_are_values():
     assert own.coefficients == ((1.5, -0.5, 0.0),) * 3
     assert own.map(1.0) == 1.0
     assert hash(own) == hash(Schedule("own", ((1.5, -0.5, 0.0),), 3, "cycle", (0.1, 1.0), "this test"))
+
+
+# --- reach ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_schedule_that_forgets_lets_nothing_escape():
+    assert Schedule("none", ((0.0, 0.0, 0.0),), 3, "repeat_last", (0.1, 1.0), "this test").reach == np.inf
+
+
+def test_a_schedule_that_doubles_reaches_as_far_as_its_power():
+    """Without steps that bend, 2³ x = 2 at a quarter; steps that overflow reach the same."""
+    double = Schedule("double", ((2.0, 0.0, 0.0),), 3, "repeat_last", (0.1, 1.0), "this test")
+    assert double.reach == 0.25
+    wild = Schedule("wild", ((1.0, 0.0, 1e300),), 40, "repeat_last", (0.1, 1.0), "this test")
+    assert 0 < wild.reach < 1e-70
+
+
+# --- work of the studies that take steps ------------------------------------------------------------------------------
+
+
+def test_estimates_of_work_grow_with_every_step():
+    from muon_lab.studies import designs, effects, stability
+
+    assert stability.SETTLED == effects.SETTLED
+    size = {"rows": 64, "cols": 128, "method": "taylor"}
+    for study, case in ((stability, {"what": "products", **size}), (designs, size)):
+        one, two, nine = (study.STUDY.work({**case, "steps": steps}) for steps in (1, 2, 9))
+        assert nine - two == pytest.approx(7 * (two - one))
+        assert two - one >= 4 * 64**2 * 128 + 2 * 64**3
+    averages = {"what": "momentum", "rows": 8, "cols": 32}
+    short, long = (stability.STUDY.work({**averages, "beta": beta}) for beta in (0.9, 0.99999))
+    assert long > 2_000_000 * 8 * 32  # one operation an entry at each of 2e6 steps
+    assert short < 2e-2 * long

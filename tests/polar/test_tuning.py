@@ -80,6 +80,11 @@ def test_bad_requests():
         tuning.search(5, arithmetic, one, lowers=())
     with pytest.raises(ValueError, match="one scale for each of 1 matrices"):
         tuning.refine(tuning.measured(schedules.get("taylor"), arithmetic, one), arithmetic, one, scale=[1.0, 2.0])
+    for evaluations in (-5, 0):
+        with pytest.raises(ValueError, match=f"must be a positive integer, not {evaluations}"):
+            tuning.refine(
+                tuning.measured(schedules.get("taylor"), arithmetic, one), arithmetic, one, evaluations=evaluations
+            )
 
 
 @pytest.mark.parametrize("name", schedules.tuned_names())

@@ -250,6 +250,7 @@ def test_what_does_not_matter_is_none_so_that_a_product_has_no_double():
         ({"lr": 0.0}, "lr must lie above 0"),
         ({"lr": float("nan")}, "lr must lie above 0"),
         ({"updates": 9}, "updates must be at least 10, not 9"),
+        ({"seed": -1}, "seed must be at least 0, not -1"),
     ],
 )
 def test_wrong_values_are_refused(point, words):

@@ -15,7 +15,19 @@ from hypothesis import strategies as st
 from muon_lab import optim, polar
 from muon_lab.arithmetic import Rounded
 from muon_lab.optim.step import DECAYS, FORMS, SCALES
-from muon_lab.studies.fingerprint import Setting, Subject, candidates, examine, load, mixture, probes, subject
+from muon_lab.studies.fingerprint import (
+    Setting,
+    Subject,
+    candidates,
+    divisions,
+    examination,
+    examine,
+    load,
+    mixture,
+    probes,
+    subject,
+)
+from muon_lab.studies.fingerprint.candidates import EXACT
 from muon_lab.studies.fingerprint.image import Match
 from muon_lab.studies.fingerprint.momentum import found_buffer
 
@@ -368,6 +380,7 @@ def test_torch():
     assert shown["zero_gradient"] == "nothing"
     assert set(shown["not_finite"].values()) == {"weights are not finite from then on"}
     assert found.largest < BF16
+    assert "which does not reproduce it" not in str(found)
 
 
 @pytest.mark.parametrize(
@@ -445,6 +458,37 @@ def test_a_second_moment_of_another_kind_is_not_taken_for_one_of_the_labs(name):
     assert not found.findings["divided_by"].known
     assert values(found)["schedule"] == "simple, 5 steps"
     assert "what divides the direction is not a rule of optim.Muon" in found.remarks
+    assert "nearest setting, which does not reproduce it" in str(found)
+
+
+class RowsFirst(Written):
+    """Rows are brought to norm 1, and then it iterates."""
+
+    def direction(self, C):
+        return super().direction(C / C.norm(dim=1, keepdim=True).clamp_min(1e-12))
+
+
+def test_rows_that_are_normalised_first_are_a_card_and_no_complaint():
+    """Nothing is averaged: the coefficient that is fitted is 0, give or take a rounding."""
+    found = examine(Subject(RowsFirst, {"mu": 0.0, "format": torch.bfloat16}))
+    assert found.findings["divided_by"].said.startswith("rows")
+    assert found.setting is not None
+    assert "nearest setting, which does not reproduce it" in str(found)
+
+
+def test_a_setting_that_cannot_be_built_is_none(monkeypatch):
+    """Whatever was measured, a setting out of range is no error about the optimizer."""
+    plain = Setting({"lr": 0.1, "extra": -2.0}, Match(EXACT), "fp32", None)
+    monkeypatch.setattr(examination, "_setting", lambda *_: plain)
+    found = card()
+    assert found.setting is None
+    assert found.findings["schedule"].known
+    assert "no setting of optim.Muon is of this kind" in str(found)
+
+
+@pytest.mark.parametrize(("measured", "said"), [(-3e-17, 0.0), (-1e-3, 0.0), (0.9999999, 0.9999999), (0.94999, 0.95)])
+def test_a_measured_coefficient_is_one_of_an_average(measured, said):
+    assert divisions._rounded(measured, 1e-3) == said
 
 
 # --- others -----------------------------------------------------------------------------------------------------------

@@ -306,6 +306,49 @@ def test_an_experiment_is_named_after_its_folder_from_wherever_it_is_run(sweep, 
     assert (tmp_path / "mine/runs/mine/table.parquet").exists()
 
 
+def test_the_folder_of_an_experiment_stands_for_its_file(sweep, tmp_path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "sweep.toml").write_text(
+        'study = "schedules"\n[axes]\nmethod = ["quintic"]\nsteps = [4]\nsigma = [0.01]\n'
+    )
+    said = sweep(folder, "--dry-run")
+    assert said == sweep(folder / "sweep.toml", "--dry-run")
+    assert said[0] == 0
+    assert said[1].startswith("mine: 1 cases of study 'schedules'")
+    assert "or of its folder" in sweep(tmp_path, "--dry-run")[2]  # which holds none
+
+
+def test_an_example_of_ones_own_experiment_runs(sweep, tmp_path):
+    (tmp_path / "mine.toml").write_text(OWN)
+    status, out, _ = sweep("mine.toml", "--dry-run", "--json")
+    cases = rows_of(out)
+    assert status == 0
+    assert {(case["tp"], case["rows"], case["cols"]) for case in cases} == {(2, 64, 256), (4, 64, 256), (2, 128, 128)}
+
+
+OWN = """question = "Do wide matrices lose more to blocks?"
+study = "blockwise"
+axes = { source = ["gaussian"], tp = [2, 4] }
+[[zip]]
+rows = [64, 128]
+cols = [256, 128]
+[[exclude]]
+tp = [4]
+rows = [128]
+"""
+
+
+@pytest.mark.parametrize("words", [("--list",), ("blockwise", "--help")])
+def test_a_reader_that_has_seen_enough_is_no_error(words):
+    command = [sys.executable, "-m", "muon_lab.sweep", *words]
+    answer = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    answer.stdout.close()
+    said = answer.stderr.read()
+    answer.stderr.close()
+    assert (answer.wait(), said) == (0, b"")
+
+
 def test_a_machine_that_cannot_say_its_cores_or_fork_still_runs(sweep, small, monkeypatch):
     import os
 

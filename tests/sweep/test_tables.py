@@ -53,3 +53,11 @@ def test_outcomes_are_a_closed_set():
     assert sweep.table("schedules", method="taylor", steps=3, sigma=0.5).schema["outcome"] == pl.Enum(
         ["ok", "nonfinite", "diverged", "not_converged", "error"]
     )
+
+
+def test_the_summary_of_layout_time_has_the_times_of_layouts():
+    study = studies.get("layout_time")
+    point = {"shape": "8x4", "ranks": 2, "megabits": 0.0, "outcome": "ok", "swapped": 0}
+    rows = [point | {"layout": layout, "time": time} for layout, time in (("owner", 0.25), ("gram", 0.5))]
+    shown = tables.summary(study, tables.frame(study, rows))
+    assert shown.select("layout", "time (median)").rows() == [("owner", "0.25"), ("gram", "0.5")]

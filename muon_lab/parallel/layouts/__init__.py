@@ -15,14 +15,29 @@ periodic     1/period of the other layout's              another update         
 
 `volume` has them to the byte, for every shape and algorithm.
 
-A layout sees shards. Factors that depend on the shape of the matrix (`polar.scale` and the like) are the caller's, who
-asks the placement for it: ``placement.whole(shard.shape, rank)``. Updates of `blockwise` are larger than whole ones
-where a long axis is cut, by 1 over `correction`. Leading axes are a batch, such as experts; each
-matrix of it has its own norm. Dtype and shape of a shard are kept.
+A layout sees shards, and knows of the whole (`OnShards`): handed to `optim.Muon` or `optim.MOP` as the direction of
+shards, it gives factors the shape of the whole matrix, and sums over ranks what is a sum over its entries. Updates of
+`blockwise` are larger than whole ones where a long axis is cut, by 1 over `correction`. Leading axes are a batch, such
+as experts; each matrix of it has its own norm. Dtype and shape of a shard are kept.
 """
 
 from muon_lab.parallel.layouts.blocks import Periodic, blockwise, correction, periodic
+from muon_lab.parallel.layouts.shards import ALONE, OnShards, Whole, seen
 from muon_lab.parallel.layouts.summed import distributed, gram
-from muon_lab.parallel.layouts.whole import duplicated, owner
+from muon_lab.parallel.layouts.whole import OwnerOfList, duplicated, owner
 
-__all__ = ["Periodic", "blockwise", "correction", "distributed", "duplicated", "gram", "owner", "periodic"]
+__all__ = [
+    "ALONE",
+    "OnShards",
+    "OwnerOfList",
+    "Periodic",
+    "Whole",
+    "blockwise",
+    "correction",
+    "distributed",
+    "duplicated",
+    "gram",
+    "owner",
+    "periodic",
+    "seen",
+]

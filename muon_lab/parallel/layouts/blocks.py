@@ -12,6 +12,7 @@ from torch import Tensor
 from muon_lab.parallel.collectives import Collectives
 from muon_lab.parallel.grid import Placement, even
 from muon_lab.parallel.layouts.resharding import check
+from muon_lab.parallel.layouts.shards import OnShards, Whole, seen
 from muon_lab.polar import Orthogonalizer
 
 
@@ -44,7 +45,9 @@ def blockwise(
     and B depends on the number of ranks.
 
     With `collectives` and `placement` it is what a rank does with its shard; with `dim` and one of `tp` and `sizes` it
-    is the same for the whole matrix in one process.
+    is the same for the whole matrix in one process. Either way `optim.Muon` takes the factor of the whole shape.
+    Megatron-LM takes that of the shard's shape, as if the shard were all there is: there the direction is
+    `orthogonalize` itself.
 
     Parameters
     ----------
@@ -112,12 +115,18 @@ def blockwise(
 
 def _alone(orthogonalize: Orthogonalizer, collectives: Collectives, placement: Placement) -> Orthogonalizer:
     check(placement, collectives)
+    return _Alone(collectives, placement, orthogonalize)
 
-    def on_shard(shard: Tensor) -> Float[Tensor, "*batch m n"]:
-        placement.whole(shard.shape, collectives.rank)
-        return _one(orthogonalize, shard)
 
-    return on_shard
+@dataclass(frozen=True)
+class _Alone(OnShards):
+    """What a rank does with its shard without the others."""
+
+    orthogonalize: Orthogonalizer
+
+    def __call__(self, shard: Tensor) -> Float[Tensor, "*batch m n"]:
+        self.whole_shape(shard.shape)
+        return _one(self.orthogonalize, shard)
 
 
 def _one(orthogonalize: Orthogonalizer, shard: Tensor) -> Float[Tensor, "*batch m n"]:
@@ -157,13 +166,26 @@ def correction(shape: Sequence[int], placement: Placement) -> float:
 
 
 @dataclass(frozen=True)
-class Periodic:
+class Periodic(Whole):
     """The layout that `periodic` returns."""
 
     blocks: Orthogonalizer
     whole: Orthogonalizer
     period: int
     scales: tuple[float, float]
+
+    @property
+    def ranks(self) -> Collectives | None:
+        """The ranks that hold the matrix, if the layouts say so."""
+        return seen(self.whole).ranks
+
+    def whole_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of the whole matrix, given that of this rank's shard."""
+        return seen(self.whole).whole_shape(shape)
+
+    def summed(self, X: Float[Tensor, "*batch p q"], axis: int | None = None) -> Float[Tensor, "*batch p q"]:
+        """Return sums over whole matrices, given those over shards."""
+        return seen(self.whole).summed(X, axis)
 
     def turn(self, step: int) -> bool:
         """Return whether a step, counted from 0, is one of the whole matrix."""
@@ -198,12 +220,13 @@ def periodic(
     Returns
     -------
     Periodic
-        A callable from shard and step to the shard of the update.
+        A callable from shard and step to the shard of the update. As direction of `optim.Muon` it is told the step,
+        which each parameter counts in its state.
 
     Raises
     ------
     ValueError
-        If the period is below 1.
+        If the period is below 1, or the two layouts have different placements.
 
     References
     ----------
@@ -224,4 +247,6 @@ def periodic(
     """
     if not isinstance(period, int) or isinstance(period, bool) or period < 1:
         raise ValueError(f"period of whole-matrix steps must be a whole number of at least 1, not {period!r}")
+    if isinstance(blocks, OnShards) and isinstance(whole, OnShards) and blocks.placement != whole.placement:
+        raise ValueError(f"placements of blocks and whole are {blocks.placement} and {whole.placement}, needed one")
     return Periodic(blocks, whole, period, scales)

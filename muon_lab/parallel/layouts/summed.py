@@ -11,6 +11,7 @@ from muon_lab.arithmetic import Arithmetic, Exact, unit
 from muon_lab.parallel.collectives import Collectives
 from muon_lab.parallel.grid import Placement
 from muon_lab.parallel.layouts import resharding
+from muon_lab.parallel.layouts.shards import OnShards
 from muon_lab.parallel.sharded import Known, Sharded, filled
 from muon_lab.parallel.volume import long_axis
 from muon_lab.polar import Orthogonalizer, Schedule, gram_newton_schulz, newton_schulz
@@ -174,16 +175,14 @@ def _wide(X: Float[Tensor, "*batch k s"]) -> Float[Tensor, "*batch k n"]:
 
 
 @dataclass(frozen=True)
-class _AlongTheLongAxis:
+class _AlongTheLongAxis(OnShards):
     """What a rank does with its shard, cut along the long axis and lying so that this axis is the last."""
 
     on_long: Callable[[Tensor], Tensor]
-    collectives: Collectives
-    placement: Placement
 
     def __call__(self, shard: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch m n"]:
         check(shard)
-        whole = self.placement.whole(shard.shape, self.collectives.rank)
+        whole = self.whole_shape(shard.shape)
         if not torch.Size(whole).numel():
             return shard.clone()
         cut = long_axis(whole, self.placement)
@@ -201,4 +200,4 @@ def _along_the_long_axis(
     on_long: Callable[[Tensor], Tensor], collectives: Collectives, placement: Placement
 ) -> Orthogonalizer:
     resharding.check(placement, collectives)
-    return _AlongTheLongAxis(on_long, collectives, placement)
+    return _AlongTheLongAxis(collectives, placement, on_long)

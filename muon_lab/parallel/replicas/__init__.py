@@ -2,7 +2,7 @@
 
 ========== ============================================================================================
 layerwise  the optimizer that owns whole parameters; `elementwise` its counterpart that owns slices
-kinds      which of the two an optimizer takes
+joint      several optimizers, each by its kind; `kinds` which of the three an optimizer takes
 ownership  policies as owners by parameter; `buckets` what travels together, `packing` how it lies there
 reducing   gradients on their way to owners; `gathering` weights on their way back; both may be hidden
 teams      giants that several ranks orthogonalize together
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         checkpoints,
         elementwise,
         gathering,
+        joint,
         kinds,
         layerwise,
         ownership,
@@ -37,6 +38,7 @@ __all__ = [
     "checkpoints",
     "elementwise",
     "gathering",
+    "joint",
     "kinds",
     "layerwise",
     "ownership",

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -150,12 +151,40 @@ def clipping(norm: float, limit: float | None) -> float:
 
 def check_limit(limit: float | None) -> None:
     """Raise ``ValueError`` unless a limit of the norm is None or a finite number above 0."""
-    if limit is not None and not 0 < limit < math.inf:
+    if limit is not None and not (isinstance(limit, Real) and 0 < limit < math.inf):
         raise ValueError(f"clip is {limit!r}, needed a finite norm above 0 or None")
 
 
+def said_by_any(groups: Sequence[Collectives], said: str) -> str:
+    """Return what the first rank says that says anything, on all ranks; nothing if none does.
+
+    Parameters
+    ----------
+    groups : sequence of Collectives
+        The axes of a grid of ranks, asked one after the other.
+    said : str
+        What this rank says; "" for nothing.
+
+    Examples
+    --------
+    >>> from muon_lab.parallel import worlds
+    >>> from muon_lab.parallel.grid import Grid
+    >>> def program(world):
+    ...     groups = [world.split(Grid(dp=2, tp=2).groups(axis)) for axis in ("dp", "tp")]
+    ...     return said_by_any(groups, "no" if world.rank == 2 else "")
+    >>> worlds.run(program, ranks=4)
+    ['no', 'no', 'no', 'no']
+    """
+    for group in groups:
+        said = next((message for message in told(group, said.encode()) if message), b"").decode()
+    return said
+
+
 def all_or_none(
-    group: Collectives, step: Callable[[], object], weights: Iterable[Tensor], states: Sequence[dict[Any, Any]]
+    groups: Sequence[Collectives],
+    step: Callable[[], object],
+    weights: Iterable[Tensor],
+    states: Sequence[dict[Any, Any]],
 ) -> None:
     """Take a step that some rank may fail to take: all take it, or none.
 
@@ -163,8 +192,8 @@ def all_or_none(
 
     Parameters
     ----------
-    group : Collectives
-        Whose ranks all do this.
+    groups : sequence of Collectives
+        Whose ranks all do this: the axes of a grid of ranks.
     step : callable
         Takes the step of this rank.
     weights : iterable of tensor
@@ -188,8 +217,9 @@ def all_or_none(
         step()
     except Exception as caught:
         error = caught
-    reasons = told(group, f"{type(error).__name__}: {error}".encode() if error else b"")
-    if not any(reasons):
+    rank = groups[0].ranks[groups[0].rank]
+    mine = f"rank {rank} could not take its step, so no rank did: {type(error).__name__}: {error}" if error else ""
+    if not (reason := said_by_any(groups, mine)):
         return
     with torch.no_grad():
         for weight, old in kept:
@@ -200,8 +230,7 @@ def all_or_none(
         state.update(old_state)
     if error is not None:
         raise error
-    place = next(place for place, reason in enumerate(reasons) if reason)
-    raise ValueError(f"rank {group.ranks[place]} could not take its step, so no rank did: {reasons[place].decode()}")
+    raise ValueError(reason)
 
 
 def _copy(value: Any) -> Any:

@@ -19,7 +19,7 @@ S. Rajbhandari et al., *ZeRO: Memory optimizations toward training trillion para
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
@@ -31,7 +31,8 @@ from muon_lab.parallel.collectives import Collectives
 from muon_lab.parallel.replicas import agreement, buckets, checkpoints, packing
 from muon_lab.parallel.replicas.agreement import Report
 from muon_lab.parallel.replicas.buckets import Piece
-from muon_lab.parallel.replicas.wrapping import Wrapper, dense
+from muon_lab.parallel.replicas.reducing import check_sums, widened
+from muon_lab.parallel.replicas.wrapping import Part, Wrapper, dense
 
 #: Optimizers of torch that treat every entry by itself, given those of its state and numbers that all entries share.
 ELEMENTWISE = (
@@ -65,7 +66,7 @@ def is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
     return said if isinstance(said, bool) else type(optimizer) in ELEMENTWISE
 
 
-class ElementwiseOptimizer(Wrapper):
+class ElementwiseOptimizer(Part):
     """An optimizer of which each rank has the state of an equal slice of all parameters.
 
     Parameters
@@ -77,6 +78,10 @@ class ElementwiseOptimizer(Wrapper):
         The ranks, each with equal weights and gradients of its own batch.
     clip : float, optional
         The largest norm of the whole gradient.
+    also, whole
+        As for `LayerwiseOptimizer`: ranks that hold other parts of the same parameters, and what they have whole.
+    sums : torch.dtype, optional
+        The dtype in which gradients travel and are summed where theirs is narrower; their own by default.
 
     Attributes
     ----------
@@ -107,14 +112,25 @@ class ElementwiseOptimizer(Wrapper):
     [-0.5, -0.5, -0.5, -0.5, -0.5]
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, group: Collectives, *, clip: float | None = None) -> None:
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        group: Collectives,
+        *,
+        clip: float | None = None,
+        also: Collectives | None = None,
+        whole: Collection[str] = (),
+        sums: torch.dtype | None = None,
+    ) -> None:
         if not isinstance(optimizer, Wrapper) and not is_elementwise(optimizer):
             raise ValueError(
                 f"ElementwiseOptimizer cuts parameters into slices and was given {type(optimizer).__name__}, needed an "
                 "optimizer that treats every entry by itself: LayerwiseOptimizer takes those of whole matrices"
             )
-        super().__init__(optimizer, group, clip)
-        self._require_same()
+        check_sums(sums)
+        super().__init__(optimizer, group, clip, also, whole)
+        self._sums = sums
+        self._require_same(sums=sums)
         self.flats = buckets.flats([p.numel() for p in self.parameters], self.dtypes, group.size)
         self._places = {piece.member: piece for flat in self.flats for piece in flat.pieces(group.rank)}
         self._slices = {number: self._slice(piece) for number, piece in self._places.items()}
@@ -143,33 +159,14 @@ class ElementwiseOptimizer(Wrapper):
 
     # --- one step -----------------------------------------------------------------------------------------------------
 
-    def _take(self) -> None:
-        means = self._means()
-        report, present = self._agreed(means)
-        if report.taken:
-            factor = agreement.clipping(report.norm, self.clip)
-            for number, p in self._slices.items():
-                p.copy_(self._cut(self.parameters[number], self._places[number]))
-                G = means[number] if number in present else None
-                p.grad = None if G is None else G if factor == 1 else G * factor
-            with self._slices_in_groups():
-                agreement.all_or_none(
-                    self._tagged("agreement"), self.optimizer.step, list(self._slices.values()), [self.state]
-                )
-            self._gather()
-            for p in self._slices.values():
-                p.grad = None
-        self.report = report
-
     def _means(self) -> dict[int, Tensor]:
-        """Return the mean gradients of the own slices, by parameter."""
         pending = []
         for flat in self.flats:
             gradients = [dense(self.parameters[number].grad) for number in flat.members]
             zeros = [self.parameters[number] for number in flat.members]
             given = [torch.zeros_like(p) if G is None else G for p, G in zip(zeros, gradients, strict=True)]
             buffer = packing.flattened(given, flat.dtype, self.device, flat.shard * flat.ranks)
-            pending.append(self._tagged("gradients").reduce_scatter(buffer, "mean"))
+            pending.append(self._tagged("gradients").reduce_scatter(widened(buffer, self._sums), "mean"))
         found: dict[int, Tensor] = {}
         for flat, call in zip(self.flats, pending, strict=True):
             pieces = flat.pieces(self.group.rank)
@@ -180,7 +177,7 @@ class ElementwiseOptimizer(Wrapper):
         return found
 
     def _agreed(self, means: Mapping[int, Tensor]) -> tuple[Report, set[int]]:
-        """Return what all ranks are about to do, and the parameters that any rank has a gradient of.
+        """Return what is agreed on.
 
         The norm is put together from those of the ranks, in their order: the same on all, and the same as in one
         process up to rounding in float64.
@@ -189,18 +186,45 @@ class ElementwiseOptimizer(Wrapper):
         norms = dict(zip(means, agreement.norms(list(means.values())), strict=True))
         for number, norm in norms.items():
             bad[number] = float(math.isnan(norm))
-        slots[self.group.rank] = math.hypot(*(norm for norm in norms.values() if not math.isnan(norm)))
+        counted = [norm for number, norm in norms.items() if self._counts(number) and not math.isnan(norm)]
+        slots[self.group.rank] = math.hypot(*counted)
         here = [float(p.grad is not None) for p in self.parameters]
         mine = self._settings()
         row = [*here, *bad, *slots, mine, mine**2]
         ((*summed, sets, squares),) = agreement.tally(self._tagged("agreement"), [row]).tolist()
-        self._require_settings(sets, squares)
-        present = {number for number, ranks in enumerate(summed[:count]) if ranks}
-        nonfinite = self._named(number for number, flag in enumerate(summed[count : 2 * count]) if flag)
-        norm = math.nan if nonfinite else math.hypot(*summed[2 * count :])
-        return Report(() if nonfinite else self._named(sorted(present)), nonfinite, norm), present
+        norm = math.hypot(*summed[2 * count :])
+        report, present, _ = self._decided(summed[:count], summed[count : 2 * count], norm, (sets, squares))
+        return report, present
 
-    def _gather(self) -> None:
+    @contextmanager
+    def _shown(self, means: Mapping[int, Tensor], present: set[int], factor: float) -> Iterator[None]:
+        """Show the wrapped optimizer slices where it has parameters, with mean gradients of what is stepped."""
+        for number, p in self._slices.items():
+            p.copy_(self._cut(self.parameters[number], self._places[number]))
+            G = means[number] if number in present else None
+            p.grad = None if G is None else (G if factor == 1 else G * factor).to(p.dtype)
+        before = [(each, each["params"]) for each in self.param_groups]
+        try:
+            for each, parameters in before:
+                numbers = [self._number[id(p)] for p in parameters]
+                each["params"] = [self._slices[number] for number in numbers if number in self._slices]
+            yield
+        finally:
+            for each, parameters in before:
+                each["params"] = parameters
+            for p in self._slices.values():
+                p.grad = None
+
+    def _advance(self, present: set[int]) -> None:
+        self.optimizer.step()
+
+    def _changing(self, present: set[int]) -> list[Tensor]:
+        return list(self._slices.values())
+
+    def _states(self) -> list[dict[Any, Any]]:
+        return [self.state]
+
+    def _send(self, present: set[int]) -> None:
         """Send the new weights of the own shards to all."""
         pending = []
         for flat in self.flats:
@@ -220,19 +244,6 @@ class ElementwiseOptimizer(Wrapper):
     @staticmethod
     def _cut(x: Tensor, piece: Piece) -> Tensor:
         return x.reshape(-1)[piece.begin : piece.end]
-
-    @contextmanager
-    def _slices_in_groups(self) -> Iterator[None]:
-        """Show the wrapped optimizer slices where it has parameters."""
-        before = [each["params"] for each in self.param_groups]
-        try:
-            for each in self.param_groups:
-                numbers = [self._number[id(p)] for p in each["params"]]
-                each["params"] = [self._slices[number] for number in numbers if number in self._slices]
-            yield
-        finally:
-            for each, parameters in zip(self.param_groups, before, strict=True):
-                each["params"] = parameters
 
     @contextmanager
     def _without_state(self) -> Iterator[None]:

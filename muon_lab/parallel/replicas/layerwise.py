@@ -15,7 +15,7 @@ A step, in order:
 2. Ranks tell each other, in one small call, which parameters have a gradient on any rank, whose mean is not finite, and
    how long the means are. If any entry of any mean is not finite, nothing changes on any rank.
 3. The gradient is clipped by the norm of the whole of it, which is bit for bit the same on all ranks and for every
-   ownership.
+   ownership. Where matrices are cut over ranks as well (`also`), that is the norm of all parts.
 4. Each rank steps what it owns, giants with the help of their teams (`teams`). If the wrapped optimizer raises on one
    rank, no rank's weights or state have changed.
 5. New weights are gathered, in shares of exact size or padded to the largest; at once, or where forward reads them.
@@ -42,26 +42,29 @@ matrices do.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from muon_lab.nearest import unknown
+from muon_lab.parallel.balance import Price
 from muon_lab.parallel.collectives import Collectives
 from muon_lab.parallel.replicas import agreement, buckets, checkpoints, ownership
 from muon_lab.parallel.replicas.agreement import Report
+from muon_lab.parallel.replicas.elementwise import is_elementwise
 from muon_lab.parallel.replicas.gathering import Gather
 from muon_lab.parallel.replicas.ownership import Owners
-from muon_lab.parallel.replicas.reducing import REDUCTIONS, Reduction
+from muon_lab.parallel.replicas.reducing import REDUCTIONS, Reduction, check_sums
 from muon_lab.parallel.replicas.teams import Teams
-from muon_lab.parallel.replicas.wrapping import Wrapper
+from muon_lab.parallel.replicas.wrapping import Part
 from muon_lab.parallel.traffic import GATHERS
 
 
-class LayerwiseOptimizer(Wrapper):
+class LayerwiseOptimizer(Part):
     """An optimizer whose parameters are owned, whole, by the ranks of a group.
 
     Parameters
@@ -71,18 +74,31 @@ class LayerwiseOptimizer(Wrapper):
         are those of this optimizer, so schedulers reach them.
     group : Collectives
         The ranks, each with equal weights and gradients of its own batch.
-    owners : policy, sequence of int or mapping of name to int, optional
-        Which rank owns what: a function of the numbers of elements and of the number of ranks, the place of the owner
-        of each parameter in the order of the groups, or by name; `balance.lpt_elements` without it. What `balance`
-        makes of other costs can be given as it is, costs being those of all parameters in that order. Jobs that it
-        divides among teams (`balance.hybrid`) are orthogonalized by these, which Muon can share if its direction is
-        that of a schedule; their state and their weights are those of the first of the team.
+    owners : policy or its name in `balance.POLICIES`, sequence of int or mapping of name to int, optional
+        Which rank owns what: a function of the costs of steps, of the number of ranks and, where it has a parameter of
+        that name, of `elements`; the place of the owner of each parameter in the order of the groups, or by name;
+        `balance.lpt_flops` without it. What `balance` makes of other costs can be given as it is, costs being those of
+        all parameters in that order. Jobs that it divides among teams (`balance.hybrid`) are orthogonalized by these,
+        which Muon can share if its direction is that of a schedule; their state and their weights are those of the
+        first of the team. No bit of a result depends on owners, but for those of teams.
+    price : callable or mapping, optional
+        What it costs to step an m×n matrix, by m and n or by shape, for policies: a closed form such as those of
+        `cost.flops`, or seconds measured. By default m n min(m, n); of what is stepped entry by entry, its
+        elements (`ownership.priced`). Matrices are those that a group's ``view`` finds in a parameter, else its first
+        axis by all others.
     gather : {"exact", "padded"}
         Shares as long as they are, or all as long as the longest; with `reduce_scatter` gradients are cut alike.
     reduce : {"all_reduce", "reduce_scatter", "none"}
         Mean gradients on all ranks, on their owners only, or none are made, since gradients are means already.
     clip : float, optional
         The largest norm of the whole gradient.
+    also : Collectives, optional
+        Ranks that hold other parts of the same parameters, such as the tensor-parallel group of this rank: the norm is
+        that of all parts, and a gradient that is not finite, or a step that fails, on one rank of the grid stops the
+        step on all. A step that talks to these ranks itself must not fail on some of them alone.
+    whole : collection of str
+        The parameters, by name, that are no parts but whole on each rank of `also`, with equal gradients there: they
+        count once in the norm.
     sums : torch.dtype, optional
         The dtype in which gradients travel and are summed where theirs is narrower, such as float32 for weights in
         bfloat16; the optimizer gets means in the dtype of its parameters all the same. Their own by default.
@@ -132,9 +148,12 @@ class LayerwiseOptimizer(Wrapper):
         group: Collectives,
         owners: Owners | None = None,
         *,
+        price: Price | None = None,
         gather: str = "exact",
         reduce: str = "all_reduce",
         clip: float | None = None,
+        also: Collectives | None = None,
+        whole: Collection[str] = (),
         sums: torch.dtype | None = None,
         model: nn.Module | None = None,
         bucket: int | None = None,
@@ -142,9 +161,10 @@ class LayerwiseOptimizer(Wrapper):
         overlap: bool = False,
     ) -> None:
         _check(optimizer, gather, reduce, bucket, model, defer, overlap, sums)
-        super().__init__(optimizer, group, clip)
-        costs = [p.numel() for p in self.parameters]
-        chosen = ownership.chosen(owners, costs, group.size)
+        super().__init__(optimizer, group, clip, also, whole)
+        sizes = [p.numel() for p in self.parameters]
+        costs = ownership.priced(self._matrices(), sizes, price)
+        chosen = ownership.chosen(owners, costs, group.size, sizes)
         self._owners, teams = ownership.assigned(chosen, self.names, costs, group.size), getattr(chosen, "teams", ())
         order = self._order(model)
         self._require_same(
@@ -153,7 +173,7 @@ class LayerwiseOptimizer(Wrapper):
         self._teams = Teams(group, optimizer, self.parameters, self.names, teams)
         self._forget_what_others_own()
         self._averaged_before = reduce == "none"
-        self.buckets = buckets.cut(costs, self.dtypes, self._owners, group.size, order, bucket)
+        self.buckets = buckets.cut(sizes, self.dtypes, self._owners, group.size, order, bucket)
         padded = gather == "padded"
         self._reduction = Reduction(group, self.parameters, self.names, self.buckets, reduce, padded, sums)
         self._gather = Gather(group, self.parameters, self.names, self.buckets, padded)
@@ -241,59 +261,69 @@ class LayerwiseOptimizer(Wrapper):
 
     # --- one step -----------------------------------------------------------------------------------------------------
 
-    def _take(self) -> None:
+    def _means(self) -> dict[int, Tensor]:
         self.wait()
-        means = self._reduction.means()
-        report, present = self._agreed(means)
-        if report.taken:
-            mine = {number: G for number, G in means.items() if number in present and self._owns(number)}
-            factor = agreement.clipping(report.norm, self.clip)
-            with self._gradients_of_the_owner(mine, factor):
-                agreement.all_or_none(
-                    self._tagged("agreement"),
-                    lambda: self._teams.step(self.optimizer.step, present),
-                    [self.parameters[number] for number in mine],
-                    [leaf.state for leaf in checkpoints.leaves(self.optimizer)],
-                )
-            self._gather.begin(present)
-        self.report = report
+        return self._reduction.means()
 
     def _agreed(self, means: Mapping[int, Tensor]) -> tuple[Report, set[int]]:
-        """Return what all ranks are about to do, and the parameters that any rank has a gradient of."""
         count = len(self.parameters)
         here = [float(p.grad is not None) for p in self.parameters]
         own = [number for number in means if self._owns(number)]
         norms, bad = [0.0] * count, [0.0] * count
         for number, norm in zip(own, agreement.norms([means[number] for number in own]), strict=True):
-            norms[number], bad[number] = (0.0, 1.0) if math.isnan(norm) else (norm, 0.0)
+            finite = not math.isnan(norm)
+            norms[number], bad[number] = norm if finite and self._counts(number) else 0.0, float(not finite)
         mine = self._settings()
         rows = [[*here, mine], [*bad, mine**2], [*norms, 0.0]]
         (*have, sets), (*wrong, squares), (*lengths, _) = agreement.tally(self._tagged("agreement"), rows).tolist()
-        self._require_settings(sets, squares)
-        if self._averaged_before and (some := [i for i, ranks in enumerate(have) if 0 < ranks < self.group.size]):
+        report, present, shares = self._decided(have, wrong, math.hypot(*lengths), (sets, squares))
+        if self._averaged_before and (some := [i for i, share in enumerate(shares) if 0 < share < 1]):
             raise ValueError(
                 f"{', '.join(self._named(some))} has a gradient on some ranks only, needed on all or none for means "
                 "that are made before (reduce='none')"
             )
-        present = {number for number, ranks in enumerate(have) if ranks}
-        nonfinite = self._named(number for number, flag in enumerate(wrong) if flag)
-        norm = math.nan if nonfinite else math.hypot(*lengths)
-        return Report(() if nonfinite else self._named(sorted(present)), nonfinite, norm), present
+        return report, present
 
     @contextmanager
-    def _gradients_of_the_owner(self, means: Mapping[int, Tensor], factor: float) -> Iterator[None]:
+    def _shown(self, means: Mapping[int, Tensor], present: set[int], factor: float) -> Iterator[None]:
         """Show the wrapped optimizer mean gradients of what this rank owns, and no others."""
         before = [p.grad for p in self.parameters]
         try:
             for number, p in enumerate(self.parameters):
-                G = means.get(number)
+                G = means.get(number) if number in present and self._owns(number) else None
                 p.grad = None if G is None else (G if factor == 1 else G * factor).reshape(p.shape).to(p.dtype)
             yield
         finally:
             for p, gradient in zip(self.parameters, before, strict=True):
                 p.grad = gradient
 
+    def _advance(self, present: set[int]) -> None:
+        self._teams.step(self.optimizer.step, present)
+
+    def _changing(self, present: set[int]) -> list[Tensor]:
+        return [self.parameters[number] for number in sorted(present) if self._owns(number)]
+
+    def _states(self) -> list[dict[Any, Any]]:
+        return [leaf.state for leaf in checkpoints.leaves(self.optimizer)]
+
+    def _send(self, present: set[int]) -> None:
+        self._gather.begin(present)
+
     # --- who owns what ------------------------------------------------------------------------------------------------
+
+    def _matrices(self) -> list[list[tuple[int, int, int]]]:
+        """Return the matrices (count, m, n) that the optimizers find in each parameter; none if they step entries."""
+        found: dict[int, list[tuple[int, int, int]]] = {}
+        for leaf in checkpoints.leaves(self.optimizer):
+            for group in leaf.param_groups:
+                for p in group["params"]:
+                    if is_elementwise(leaf) or p.ndim < 2:
+                        found[id(p)] = []
+                    elif (view := group.get("view")) is not None:
+                        found[id(p)] = list(view.shapes(p.shape))
+                    else:
+                        found[id(p)] = [(1, p.shape[0], math.prod(p.shape[1:]))]
+        return [found[id(p)] for p in self.parameters]
 
     def _owns(self, number: int) -> bool:
         return self._owners[number] == self.group.rank
@@ -329,10 +359,9 @@ def _check(
         raise unknown("gather", gather, GATHERS)
     if reduce not in REDUCTIONS:
         raise unknown("reduce", reduce, REDUCTIONS)
-    if bucket is not None and not bucket > 0:
+    if bucket is not None and not (isinstance(bucket, Real) and bucket > 0):
         raise ValueError(f"bucket is {bucket!r}, needed a number of bytes above 0 or None")
-    if sums not in (None, torch.float32, torch.float64):
-        raise ValueError(f"sums is {sums!r}, needed torch.float32, torch.float64 or None")
+    check_sums(sums)
     if defer and model is None:
         raise ValueError("defer is True and model None, needed the model in whose forward weights are waited for")
     if overlap and reduce == "none":

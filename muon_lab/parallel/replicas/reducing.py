@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
+from jaxtyping import Shaped
 from torch import Tensor
 
 from muon_lab.parallel.collectives import Collectives, Pending
@@ -13,6 +14,17 @@ from muon_lab.parallel.replicas.wrapping import dense
 
 #: To whom gradients go: all to all ranks, each to its owner, or nowhere since they are means already.
 REDUCTIONS = ("all_reduce", "reduce_scatter", "none")
+
+
+def check_sums(sums: torch.dtype | None) -> None:
+    """Raise ``ValueError`` unless gradients can be summed in a dtype, or None for their own."""
+    if sums not in (None, torch.float32, torch.float64):
+        raise ValueError(f"sums is {sums!r}, needed torch.float32, torch.float64 or None")
+
+
+def widened(flat: Shaped[Tensor, " elements"], sums: torch.dtype | None) -> Shaped[Tensor, " elements"]:
+    """Return gradients in the dtype in which they are summed, if theirs is narrower."""
+    return flat if sums is None else flat.to(torch.promote_types(flat.dtype, sums))
 
 
 class Reduction:
@@ -127,8 +139,7 @@ class Reduction:
         """Hand a bucket over, or zeros in its place."""
         bucket = self._next
         flat = packing.whole(bucket, self._gradients(bucket, empty), self._parameters[0].device, self._padded)
-        if self._sums is not None:
-            flat = flat.to(torch.promote_types(flat.dtype, self._sums))
+        flat = widened(flat, self._sums)
         if self._how == "all_reduce":
             self._begun.append(self._group.all_reduce(flat, "mean"))
         else:

@@ -37,7 +37,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from muon_lab.arithmetic import Exact
+from muon_lab.arithmetic import Arithmetic, Exact
 from muon_lab.parallel import layouts
 from muon_lab.parallel.balance import Team
 from muon_lab.parallel.calls import FLOATS
@@ -230,7 +230,13 @@ def _followed(direction: Any, ranks: Collectives, outline: Sequence[int]) -> Non
 
 
 def _layout(direction: Any, ranks: Collectives, cut: Placement) -> Orthogonalizer:
-    return layouts.distributed(direction.schedule, ranks, cut, getattr(direction, "arithmetic", Exact()))
+    """Return the distributed layout of a direction that has a schedule, and maybe an arithmetic and a start."""
+    start = getattr(direction, "start", "frobenius")
+    return layouts.distributed(direction.schedule, ranks, cut, _arithmetic(direction), start)
+
+
+def _arithmetic(direction: Any) -> Any:
+    return getattr(direction, "arithmetic", Exact())
 
 
 def _cut(shape: Sequence[int], ranks: int) -> Placement:
@@ -247,9 +253,10 @@ def _told(ranks: Collectives, outline: Sequence[int]) -> list[int]:
 
 def _sharing(rule: Any, name: str, team: Team) -> Any:
     """Return the optimizer of a giant if ranks can share its work."""
-    if isinstance(getattr(getattr(rule, "direction", None), "schedule", None), Schedule):
+    direction = getattr(rule, "direction", None)
+    if isinstance(getattr(direction, "schedule", None), Schedule) and isinstance(_arithmetic(direction), Arithmetic):
         return rule
     raise ValueError(
         f"owners divide {name} among ranks {', '.join(map(str, team.members))}, but {type(rule).__name__} steps it "
-        "whole: needed Muon with a schedule as direction, or owners alone"
+        "whole: needed Muon with a schedule (in one arithmetic) as direction, or owners alone"
     )

@@ -7,6 +7,7 @@
 """
 
 from collections.abc import Callable
+from numbers import Real
 from typing import TypeVar
 
 from muon_lab.parallel.collectives import Collectives
@@ -18,6 +19,9 @@ from muon_lab.parallel.worlds.forked import close
 __all__ = ["BACKENDS", "RankDied", "RankRaised", "RankStuck", "WorldFailed", "close", "run"]
 
 BACKENDS = ("threads", "gloo", "nccl")
+
+#: Seconds that no clock outlasts, 31 years: as long as a world without a limit may take.
+FOREVER = 1e9
 
 T = TypeVar("T")
 
@@ -47,7 +51,7 @@ def run(
     backend : {"threads", "gloo", "nccl"}
         Threads of this process; processes that talk over sockets; processes with one GPU each.
     timeout : float
-        Seconds in which the function must return on every rank, starting up not counted.
+        Seconds in which the function must return on every rank, starting up not counted; ``inf`` for no limit.
     order : str
         The order of sums between threads: "ring" gives the bits of gloo, see `orders`.
     checked : bool
@@ -83,10 +87,11 @@ def run(
         raise ValueError(f"order of a reduction must be one of {', '.join(ORDERS)}, not {order!r}")
     if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
         raise ValueError(f"a world needs a whole number of ranks, at least 1, not {ranks!r}")
-    if not timeout > 0:
+    if not isinstance(timeout, Real) or not timeout > 0:
         raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}")
+    seconds = min(float(timeout), FOREVER)
     if backend == "threads":
-        return threads.run(fn, ranks, float(timeout), order)
+        return threads.run(fn, ranks, seconds, order)
     if torchrun.detected():
-        return torchrun.run(fn, ranks, backend, float(timeout), checked)
-    return forked.run(fn, ranks, backend, float(timeout), checked)
+        return torchrun.run(fn, ranks, backend, seconds, checked)
+    return forked.run(fn, ranks, backend, seconds, checked)

@@ -27,9 +27,11 @@ from muon_lab.parallel.worlds import by_value, worker
 from muon_lab.parallel.worlds.failures import RankDied, RankStuck, WorldFailed, overdue
 from muon_lab.parallel.worlds.running import GRACE, Function, Outcome, values
 
-#: What ranks need, loaded once by the fork server and inherited by all of them.
+#: What ranks need, loaded once by the fork server and inherited by all of them. The compiler is there because the first
+#: optimizer of a process loads it.
 PRELOAD = (
     "torch",
+    "torch._dynamo",
     "torch.distributed",
     "muon_lab.parallel.worlds.worker",
     "muon_lab.parallel.layouts",

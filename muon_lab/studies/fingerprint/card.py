@@ -22,8 +22,8 @@ LABEL, SHOWN = 17, 60
 #: Columns before a line of code.
 INDENT = 4
 
-#: A setting that ends up farther away than this reproduces nothing.
-NEAR = 0.2
+#: A setting that ends up farther away than this does not reproduce an optimizer: roundings of bfloat16 leave 0.02.
+NEAR = 0.05
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ gradient G, then c G, moves :math:`(r + c) / \sqrt{\beta_2 + c^2}` times as far,
 the second step.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -126,10 +127,10 @@ def division(subject: Subject, first: Character, found: Momentum) -> Division:
     by_size, doubt = gain.value**-2 - 1, 2 * gain.error * gain.value**-3
     if kind == "entries" and abs(by_size - beta2) <= error + doubt + tolerance:
         beta2, error = (by_size, max(doubt, BETA2)) if doubt < error else (beta2, error)
-        beta2 = shortest(beta2, error, named)
+        beta2 = _rounded(beta2, error, named)
         said = f"adamuon: entries, by the root of an average with beta2 = {_give_or_take(beta2, error)}"
         return Division(kind, beta2, "adamuon", said)
-    beta2, kept = shortest(beta2, error, named), abs(gain.value - 1) <= tolerance + gain.error
+    beta2, kept = _rounded(beta2, error, named), abs(gain.value - 1) <= tolerance + gain.error
     shown = _give_or_take(beta2, error)
     if kind == "long" and kept:
         said = f"normuon: rows of tall and columns of wide updates, by an average with beta2 = {shown}"
@@ -143,6 +144,13 @@ def _named(subject: Subject) -> tuple[float, ...]:
     """Return the numbers between 0 and 1 among the settings, one of which may be the coefficient."""
     entries = [value if isinstance(value, list | tuple) else (value,) for value in subject.settings().values()]
     return tuple(each for entry in entries for each in entry if isinstance(each, float) and 0 < each < 1)
+
+
+def _rounded(beta2: float, error: float, named: Sequence[float] = ()) -> float:
+    """Return a measured coefficient as people write it, in [0, 1): rounding leaves one of 0 slightly below it."""
+    beta2 = max(beta2, 0.0)
+    rounded = shortest(beta2, error, named)
+    return rounded if 0 <= rounded < 1 else beta2
 
 
 def _give_or_take(value: float, error: float) -> str:
@@ -167,8 +175,7 @@ def _by_norm(gains: dict[float, Gain], r: float, tolerance: float) -> Division:
     beta2 = ((1 + r) / gains[1.0].value) ** 2 - 1
     expected = {c: (r + c) / np.sqrt(beta2 + c * c) if beta2 + c * c > 0 else np.inf for c in gains}
     if 0 <= beta2 < 1 and all(abs(gains[c].value / expected[c] - 1) <= tolerance for c in gains):
-        rounded = shortest(beta2, max(2 * (1 + beta2) * gains[1.0].error, BETA2))
-        beta2 = rounded if rounded < 1 else beta2
+        beta2 = _rounded(beta2, max(2 * (1 + beta2) * gains[1.0].error, BETA2))
         said = f"namo: the size, by the root of an average of squared gradient norms with beta2 = {beta2:g}"
         return Division("spectral", beta2, "namo", said)
     sizes = ", ".join(f"{gains[c].value:.4g} for {c:g} G" for c in gains)

@@ -95,11 +95,16 @@ def _examined(subject: Subject) -> Card:
         **limits.limits(subject, first.degree or 0, moved, division, mapped),
     }
     setting = _setting(subject, moved, division, mapped, scale, decayed)
+    settings = [setting]
     if scale.extra is None:
         names = {division.adapt, NEAREST[division.kind]} - {None}
         adapted = [replace(setting, adapt=(name, division.beta2)) for name in names if name]
-        resized = [_resized(subject, each) for each in (replace(setting, adapt=None), *adapted)]
-        setting = min(resized, key=lambda each: _difference(subject, each, *SHAPES[0]))
+        wanted = [each for each in (replace(setting, adapt=None), *adapted) if _builds(each)]
+        settings = [_resized(subject, each) for each in wanted]
+    possible = [each for each in settings if _builds(each)]
+    if not possible:
+        return _card(subject, found)
+    setting = min(possible, key=lambda each: _difference(subject, each, *SHAPES[0]))
     remarks = tuple(remark for remark in _remarks(found, moved, division, mapped, scale, decayed) if remark)
     return _card(subject, found, setting, remarks)
 
@@ -188,6 +193,15 @@ def _setting(
         plain["extra"] = scale.extra
     form = mapped.form if mapped.form in ("fp16", "bf16", "tf32") else "float32" if mapped.wide == "fp32" else "fp32"
     return Setting(plain, mapped.match, form, (division.adapt, division.beta2) if division.adapt else None)
+
+
+def _builds(setting: Setting) -> bool:
+    """Say whether a setting is one of `optim.Muon`: what was measured may be out of its range."""
+    try:
+        setting.build([torch.nn.Parameter(torch.zeros(2, 2))])
+    except ValueError:
+        return False
+    return True
 
 
 def _resized(subject: Subject, setting: Setting) -> Setting:
