@@ -43,7 +43,7 @@ class Counted:
     """
 
     inner: Arithmetic = field(default_factory=Exact)
-    products: list[Product] = field(default_factory=list)
+    products: list[Product] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def flops(self) -> float:

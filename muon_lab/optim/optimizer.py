@@ -22,6 +22,7 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from math import prod
+from numbers import Number
 from types import FunctionType
 from typing import Any, ClassVar, Final
 
@@ -292,7 +293,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
             for piece in self._advanced(stack):
                 by_parameter.setdefault(id(piece.owned.parameter), []).append(piece)
         plans = [self._planned(sorted(done, key=lambda piece: piece.part)) for done in by_parameter.values()]
-        refuse_overflow(plans)
+        self._refuse_overflow(plans)
         return plans
 
     @torch.no_grad()
@@ -424,6 +425,21 @@ class MatrixOptimizer(torch.optim.Optimizer):
                 else:
                     stored[key] = value.to(owned.kept) if isinstance(value, Tensor) else value
         return Plan(owned, W, stored)
+
+    def _refuse_overflow(self, plans: Sequence[Plan]) -> None:
+        """Raise ``ValueError`` on all ranks that hold the matrices if what one of them would write is not finite."""
+        try:
+            refuse_overflow(plans)
+            refused = None
+        except ValueError as error:
+            refused = error
+        ranks = self.shards.ranks
+        if ranks is not None:
+            flag = torch.tensor([float(refused is not None)], device=ranks.device)
+            if ranks.tagged(phase="agree").all_reduce(flag, "max").wait().item() and refused is None:
+                refused = ValueError("the step leaves the range of its dtype on another rank, needed it finite on all")
+        if refused is not None:
+            raise refused
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -622,6 +638,8 @@ def _said(value: object, within: tuple[object, ...]) -> str:
         shown = [field.name for field in fields(value) if field.repr and field.name != "source"]
         entries = [f"{name}={_said(getattr(value, name), within)}" for name in shown]
         return f"{type(value).__name__}({', '.join(entries)})"
+    if isinstance(value, Number) and hasattr(value, "item"):
+        value = value.item()  # NumPy's numbers are said as Python's, to which they are equal
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 

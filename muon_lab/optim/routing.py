@@ -30,6 +30,7 @@ from muon_lab.compiling import as_written
 from muon_lab.optim.matrices import FLATTENED, View, check_parameter, fused
 from muon_lab.optim.optimizer import MatrixOptimizer, Owned, StepReport, nonfinite_gradients
 from muon_lab.optim.step import check_rate
+from muon_lab.parallel.factors import agreed
 
 #: Names of modules that make logits: the last part of their path. ``fc`` and ``output`` are not among them, as hidden
 #: layers and projections of attention are called that too: where they are heads, say so by ``heads`` of `split`.
@@ -342,7 +343,11 @@ class Joint(torch.optim.Optimizer):
 
     A gradient that is not finite, anywhere, leaves everything as it was (`report` says where it is). Matrix optimizers
     compute their steps before any weight is written, and write them after the others have stepped; should one of those
-    raise, they are all put back, for which the step holds a second copy of what they own.
+    raise, they are all put back. For that a step copies what they own, unless there is one alone and it is torch's
+    `AdamW`, `Adam` or `SGD`, whose rates and state are checked instead.
+
+    Where a matrix optimizer is on shards (a layout is its direction), the ranks agree at every step on which gradients
+    of all parameters are not finite (`parallel.factors.agreed`).
 
     Hooks of a part run too: those of matrix optimizers before anything is computed and after everything is written
     (what they return is not used), those of the others around their own steps.
@@ -387,6 +392,9 @@ class Joint(torch.optim.Optimizer):
         if len(set(owned)) < len(owned):
             raise ValueError(f"the optimizers have {len(owned)} parameters, needed each of them once")
         super().__init__(self.param_groups, {})
+        for ranks in {id(each.shards.ranks): each.shards.ranks for each in self._matrix()}.values():
+            if ranks is not None:
+                agreed(self, ranks)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -425,7 +433,7 @@ class Joint(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        matrix = [each for each in self.optimizers.values() if isinstance(each, MatrixOptimizer)]
+        matrix = self._matrix()
         others = [each for each in self.optimizers.values() if not isinstance(each, MatrixOptimizer)]
         for own in matrix:
             _run(own._optimizer_step_pre_hooks, own)
@@ -473,6 +481,9 @@ class Joint(torch.optim.Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         return {"defaults": {}, "state": self.state, "optimizers": self.optimizers, "report": self.report}
 
+    def _matrix(self) -> list[MatrixOptimizer]:
+        return [each for each in self.optimizers.values() if isinstance(each, MatrixOptimizer)]
+
     def _check_rates(self) -> None:
         """Raise ``ValueError`` for a learning rate with which no step can be taken."""
         for label, each in self.optimizers.items():
@@ -505,7 +516,15 @@ def _run(hooks: Mapping[int, Callable[..., Any]], optimizer: torch.optim.Optimiz
 
 
 def _step_all(optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Step every optimizer; if one raises, all of them are as they were."""
+    """Step every optimizer; if one raises, all of them are as they were.
+
+    An `AdamW` (`Adam`, `SGD`) alone, without hooks, needs no copy: once rates and state fit, nothing is left to raise.
+    """
+    (safe,) = optimizers if len(optimizers) == 1 else (None,)
+    if safe is not None and _writes_last(safe):
+        _check_state(safe)
+        safe.step()
+        return
     before = [_Copy(each) for each in optimizers]
     try:
         for each in optimizers:
@@ -514,6 +533,23 @@ def _step_all(optimizers: Sequence[torch.optim.Optimizer]) -> None:
         for copy in before:
             copy.restore()
         raise
+
+
+def _writes_last(optimizer: torch.optim.Optimizer) -> bool:
+    """Say whether a step of an optimizer is torch's own, and raises before it writes if rates and state fit."""
+    hooked = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    return type(optimizer) in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD) and not hooked
+
+
+def _check_state(optimizer: torch.optim.Optimizer) -> None:
+    """Raise ``ValueError`` if an entry of the state is neither a number nor of the shape of its parameter."""
+    for parameter, entries in optimizer.state.items():
+        for name, entry in entries.items():
+            if isinstance(entry, Tensor) and entry.numel() != 1 and entry.shape != parameter.shape:
+                raise ValueError(
+                    f"{type(optimizer).__name__}: {name} has shape {tuple(entry.shape)}, needed "
+                    f"{tuple(parameter.shape)}, that of its parameter"
+                )
 
 
 class _Copy:

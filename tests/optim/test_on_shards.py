@@ -4,10 +4,12 @@ import math
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
 from muon_lab import optim, polar
+from muon_lab.arithmetic import Counted, Exact
 from muon_lab.measure import bounds
 from muon_lab.optim import matrices, second_moments
 from muon_lab.optim.routing import Joint
@@ -297,7 +299,7 @@ def test_owners_share_the_matrices_of_an_optimizer(monkeypatch):
     made = worlds.run(rank, 2)
     assert met == [(1, 6, 4)] * 4
     for place in (0, 1):
-        assert made[place][1:] == list(volume.owner([(6, 4)] * 4, [cut] * 4, place))
+        assert made[place][1:-1] == list(volume.owner([(6, 4)] * 4, [cut] * 4, place))
 
 
 def test_owner_of_a_list_is_no_direction():
@@ -437,6 +439,7 @@ def test_the_ledger_has_what_factors_and_agreement_add(settings, sums):
             calls.all_reduce((3, 3), "float32", 3, "max"),
             *volume.duplicated((3, *shape), cut, place),
             *(calls.all_reduce(each, "float64", 3, "sum") for each in sums),
+            calls.all_reduce((1,), "float32", 3, "max"),  # whether the step stays in range everywhere
         ]
         assert made == expected
         assert sent == volume.Volume(tuple(expected), place).sent
@@ -472,3 +475,69 @@ def test_agreeing_twice_is_agreeing():
 
     expected, _ = trained(partial(optim.Muon, direction=ITERATED), W, gradients)
     assert equal(joined(worlds.run(rank, 2), cut), expected)
+
+
+@pytest.mark.parametrize("spoilt", ["matrix", "other"])
+def test_a_joint_on_shards_leaves_out_a_step_for_any_gradient_of_any_rank(spoilt):
+    """Also for one of a parameter that is not on shards: the other ranks would wait in the layout."""
+    cut = even(4, 2, 0)
+
+    def rank(world):
+        W, E = torch.nn.Parameter(torch.ones(2, 3)), torch.nn.Parameter(torch.ones(5))
+        matrix = optim.Muon([W], lr=0.1, direction=duplicated(world, cut))
+        joint = optim.routing.Joint({"matrix": matrix, "other": torch.optim.AdamW([E], lr=0.1)})
+        W.grad, E.grad = torch.ones(2, 3), torch.ones(5)
+        if world.rank == 1:
+            {"matrix": W, "other": E}[spoilt].grad[0] = torch.nan
+        joint.step()
+        return joint.report.taken, bool((W == 1).all() and (E == 1).all())
+
+    assert worlds.run(rank, 2, timeout=20) == [(False, True)] * 2
+
+
+def test_a_step_out_of_range_on_one_rank_is_refused_on_all():
+    cut = even(4, 2, 0)
+
+    def rank(world):
+        size = 6e4 if world.rank else 1.0
+        W = torch.nn.Parameter(torch.full((2, 3), size, dtype=torch.float16))
+        W.grad = -torch.ones_like(W)
+        with pytest.raises(ValueError, match=r"step leaves the range of (torch\.float16|its dtype on another)"):
+            optim.Muon([W], lr=1e5, weight_decay=0.0, direction=duplicated(world, cut)).step()
+        return bool((size == W).all())
+
+    assert worlds.run(rank, 2, timeout=20) == [True, True]
+
+
+def test_owners_share_the_matrices_of_a_periodic_layout_too(monkeypatch):
+    monkeypatch.setattr(batches, "ALONE", 1)
+    W, gradients = values((6, 4), steps=1, kinds=((),) * 4)
+    cut = even(6, 2, 0)
+
+    def rank(world):
+        met = []
+
+        def counted(C):
+            met.append(len(C))
+            return ITERATED(C)
+
+        whole = layouts.owner(counted, world, cut)
+        direction = layouts.periodic(layouts.blockwise(ITERATED, world, cut), whole, 2)
+        mine = [[cut.shard(X, world.rank) for X in step] for step in (W, *gradients)]
+        trained(partial(optim.Muon, direction=direction), mine[0], mine[1:])
+        return sum(met)
+
+    assert worlds.run(rank, 2) == [2, 2]
+
+
+def test_words_of_a_checkpoint_do_not_grow_and_numbers_of_numpy_are_numbers():
+    p = torch.nn.Parameter(torch.eye(3))
+    counting = polar.newton_schulz(polar.schedules.get("quintic", 2), Counted(Exact()))
+    optimizer = optim.Muon([p], lr=0.1, direction=counting)
+    before = optimizer.state_dict()["param_groups"][0]["direction"]
+    p.grad = torch.eye(3)
+    optimizer.step()
+    assert counting.arithmetic.products
+    assert optimizer.state_dict()["param_groups"][0]["direction"] == before
+    exact, numpys = (optim.Muon([p], lr=0.1, adapt=optim.NorMuon(beta2=beta)) for beta in (0.9, np.float64(0.9)))
+    exact.load_state_dict(numpys.state_dict())

@@ -701,6 +701,20 @@ def test_parts_of_one_matrix_are_clipped_by_one_factor(kind):
     assert max(apart) > 8 * min(apart)  # what each would have clipped by alone
 
 
+def test_ranks_with_unequal_parts_choose_the_same_owners():
+    """By what each parameter costs where it is largest."""
+
+    def owners(world):
+        dp, tp = (world.split(GRID.groups(axis)) for axis in ("dp", "tp"))
+        rows = 3 - GRID.coordinates(world.rank).tp
+        named = [(f"w{i}", nn.Parameter(torch.zeros(rows, n))) for i, n in enumerate((2, 2, 2, 4))]
+        return LayerwiseOptimizer(torch.optim.SGD(named, lr=1.0), dp, also=tp).owners
+
+    found = worlds.run(owners, 4)
+    assert found == found[:1] * 4
+    assert set(found[0].values()) == {0, 1}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("spoil", [1, 2])
 def test_a_gradient_that_is_not_finite_in_one_part_stops_the_step_of_all(kind, spoil):

@@ -179,6 +179,11 @@ class Periodic(Whole):
         """The ranks that hold the matrix, if the layouts say so."""
         return seen(self.whole).ranks
 
+    @property
+    def together(self) -> bool:
+        """Whether matrices of one shape should come in one stack, as the whole-matrix layout asks."""
+        return seen(self.whole).together
+
     def whole_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Return the shape of the whole matrix, given that of this rank's shard."""
         return seen(self.whole).whole_shape(shape)

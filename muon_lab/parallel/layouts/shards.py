@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -13,15 +12,12 @@ from muon_lab.parallel.grid import Placement
 
 
 class Whole:
-    """What is seen is whole: the base of directions that see less, and what holds for all that say nothing.
+    """What is seen is whole: the base of directions that see less, and what holds for all that say nothing."""
 
-    Attributes
-    ----------
-    together : bool
-        Whether matrices of one shape should come in one stack, however large.
-    """
-
-    together: ClassVar[bool] = False
+    @property
+    def together(self) -> bool:
+        """Whether matrices of one shape should come in one stack, however large."""
+        return False
 
     @property
     def ranks(self) -> Collectives | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, overload
+from typing import overload
 
 import torch
 from jaxtyping import Float
@@ -152,11 +152,17 @@ def owner(
 
 @dataclass(frozen=True)
 class OwnerOfStack(OnShards):
-    """What a rank does with its shards of a stack of matrices, which are owned in turn."""
+    """What a rank does with its shards of a stack of matrices, owned in turn from the first rank on.
 
-    together: ClassVar[bool] = True
+    So matrices of one shape are dealt out evenly; a shape that occurs once belongs to the first rank.
+    """
 
     orthogonalize: Orthogonalizer
+
+    @property
+    def together(self) -> bool:
+        """Whether matrices of one shape should come in one stack: then each has its owner."""
+        return True
 
     def __call__(self, shard: Tensor) -> Float[Tensor, "*batch m n"]:
         """Return this rank's shard of the direction of each matrix."""

@@ -42,7 +42,7 @@ matrices do.
 """
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from numbers import Real
 from typing import Any
@@ -163,8 +163,10 @@ class LayerwiseOptimizer(Part):
         _check(optimizer, gather, reduce, bucket, model, defer, overlap, sums)
         super().__init__(optimizer, group, clip, also, whole)
         sizes = [p.numel() for p in self.parameters]
-        costs = ownership.priced(self._matrices(), sizes, price)
-        chosen = ownership.chosen(owners, costs, group.size, sizes)
+        costs, held = ownership.priced(self._matrices(), sizes, price), sizes
+        if also is not None:  # ranks with other parts of the same matrices choose the same owners
+            costs, held = _largest(also, costs), [int(size) for size in _largest(also, sizes)]
+        chosen = ownership.chosen(owners, costs, group.size, held)
         self._owners, teams = ownership.assigned(chosen, self.names, costs, group.size), getattr(chosen, "teams", ())
         order = self._order(model)
         self._require_same(
@@ -341,6 +343,13 @@ class LayerwiseOptimizer(Part):
         """Return the numbers of the parameters in the order of a model; those that it does not have, last."""
         known = [] if model is None else [self._number[id(p)] for p in model.parameters() if id(p) in self._number]
         return list(dict.fromkeys([*known, *range(len(self.parameters))]))
+
+
+def _largest(ranks: Collectives, numbers: Sequence[float | int]) -> list[float]:
+    """Return the largest of each number on any of some ranks."""
+    own = torch.tensor(list(numbers), dtype=torch.float64, device=ranks.device)
+    found: list[float] = ranks.all_reduce(own, "max").wait().tolist()
+    return found
 
 
 def _check(
