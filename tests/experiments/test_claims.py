@@ -1,5 +1,6 @@
 """What the experiments' texts say is what their committed tables say: sentences are made of the rows and looked up."""
 
+import re
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -383,3 +384,25 @@ def test_starts_are_those_of_the_table():
     ]
     assert max(better) == pytest.approx(1.1, abs=0.005)
     assert "as good as five without, to 10 %" in text("starts")
+
+
+# --- convergence ------------------------------------------------------------------------------------------------------
+
+PROBLEMS = {"512": "gpt_noisy", "1,536": "gpt_small", "4,608": "gpt_quiet"}
+
+
+def test_losses_and_gains_per_flop_are_those_of_the_table():
+    """The gain in steps is read off curves, so to two digits; that per flop follows from it."""
+    problem, seen = None, 0
+    for line in cells("convergence"):
+        if len(line) != 8 or not line[3][:1].isdigit():
+            continue
+        problem = PROBLEMS.get(line[0], problem)
+        rows = table("convergence").filter(problem=problem, optimizer=line[1].lower(), lr=float(line[2]))
+        losses = rows["loss"]
+        assert line[3] == f"{losses.median():.3f} ({losses.min():.3f} – {losses.max():.3f})"
+        share = ((rows["flops"] + rows["gradient_flops"]) / rows["gradient_flops"]).median()
+        steps, gains = ([float(word) for word in re.findall(r"\d\.\d+|^1$", line[at])] for at in (4, 6))
+        assert all(min(abs(step / share - gain) for step in steps) <= 0.012 for gain in gains)
+        seen += len(gains)
+    assert seen == 12
