@@ -24,6 +24,16 @@ if find_spec("beartype"):  # absent on a bare GPU machine
 
     install_import_hook("muon_lab", "beartype.beartype")
 
+#: What needs the libraries of the command line: a bare GPU machine has none.
+collect_ignore = (
+    []
+    if find_spec("polars")
+    else [
+        *("sweep", "figures", "experiments", "notebooks", "test_plan.py", "layout_tables.py"),
+        *(f"studies/test_{name}.py" for name in ("stability", "step_cost", "studies", "work_precision")),
+    ]
+)
+
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, max_examples=25, database=None)
 hypothesis.settings.load_profile("ci")
 
