@@ -8,7 +8,6 @@ With more replicas than matrices to choose from, replicas are dealt out in block
 team, and the search stays short.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import floor
@@ -144,25 +143,21 @@ def dealt(kinds: Sequence[Kind], replicas: int, *, policy: str = "hybrid", cap: 
     """
     try:
         return _dealt(kinds, replicas, policy, cap)
-    except ValueError as error:
-        if cap is None or not cap >= 1:
-            raise
-        raise _full(kinds, replicas, policy, cap, error) from error
+    except balance.NoRoom as refused:
+        assert cap is not None
+        raise _full(kinds, replicas, policy, cap, refused.job) from refused
 
 
-def _full(kinds: Sequence[Kind], replicas: int, policy: str, cap: float, refused: ValueError) -> ValueError:
+def _full(kinds: Sequence[Kind], replicas: int, policy: str, cap: float, job: int) -> ValueError:
     """Say which matrix has no room under a cap, and what cap would do, in hundredths."""
 
     def fits(hundredths: int) -> bool:
         try:
             _dealt(kinds, replicas, policy, hundredths / 100)
-        except ValueError:
+        except balance.NoRoom:
             return False
         return True
 
-    named = re.search(r"of job (\d+)", str(refused))
-    if named is None:
-        return refused
     low = floor(100 * cap)
     high = 2 * low
     while not fits(high):
@@ -170,7 +165,7 @@ def _full(kinds: Sequence[Kind], replicas: int, policy: str, cap: float, refused
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle, high)
-    kind = [kind for kind in kinds for _ in range(kind.number)][int(named[1])]
+    kind = [kind for kind in kinds for _ in range(kind.number)][job]
     mean = sum(each.number * each.entries for each in kinds) / replicas
     return ValueError(
         f"cap is {cap:g} times the mean of {mean:.6g} entries, and no replica has room for another {kind.name!r} of "

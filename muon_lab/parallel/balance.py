@@ -51,6 +51,20 @@ Policy = Callable[..., "Assignment"]
 FINER, FINEST = 2**-0.5, 1 / 4
 
 
+class NoRoom(ValueError):
+    """Under a cap no rank has room for a job.
+
+    Attributes
+    ----------
+    job : int
+        Its number.
+    """
+
+    def __init__(self, message: str, job: int) -> None:
+        super().__init__(message)
+        self.job = job
+
+
 class Team(NamedTuple):
     """A job that several ranks do together.
 
@@ -545,12 +559,13 @@ def _room(sizes: Sequence[int], ranks: int, cap: float | int | None) -> list[flo
     return [math.inf if cap is None else cap * sum(sizes) / ranks] * ranks
 
 
-def _no_room(job: int, sizes: Sequence[int], bucket: Iterable[int], ranks: int, cap: float | int | None) -> ValueError:
+def _no_room(job: int, sizes: Sequence[int], bucket: Iterable[int], ranks: int, cap: float | int | None) -> NoRoom:
     mean = sum(sizes[other] for other in bucket) / ranks
-    return ValueError(
+    message = (
         f"cap is {cap} times a mean of {mean:.6g} elements, and no rank has room for the {sizes[job]} of job {job}: "
         "needed a larger cap, or none"
     )
+    return NoRoom(message, job)
 
 
 def _price(shape: tuple[int, ...], price: Price) -> float | int:
