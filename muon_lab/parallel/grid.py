@@ -1,6 +1,6 @@
 """Who holds what: the placement of a matrix on ranks, and ranks on a grid, as pure data."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from numbers import Integral
@@ -38,7 +38,7 @@ class Placement:
     def __post_init__(self) -> None:
         if self.dim not in (0, 1) or isinstance(self.dim, bool):
             raise ValueError(f"dim of a placement must be 0 (rows) or 1 (columns), not {self.dim!r}")
-        if not self.sizes or not all(map(_is_whole, self.sizes)) or min(self.sizes) < 0:
+        if not self.sizes or not _are_whole(self.sizes) or min(self.sizes) < 0:
             raise ValueError(
                 f"sizes of a placement must be one non-negative length a rank, a whole number, not {self.sizes!r}"
             )
@@ -157,12 +157,14 @@ def chunked(length: int, tp: int, dim: int) -> Placement:
     return Placement(dim, tuple(max(0, min(share, length - rank * share)) for rank in range(tp)))
 
 
-def _is_whole(number: object) -> bool:
-    return isinstance(number, Integral) and not isinstance(number, bool)
+def _are_whole(numbers: Iterable[object]) -> bool:
+    """Say whether all are whole numbers, by the few types they have: a planner asks this of thousands of ranks."""
+    kinds: set[type] = {type(number) for number in numbers}
+    return all(issubclass(kind, Integral) and not issubclass(kind, bool) for kind in kinds)
 
 
 def _length(length: int) -> int:
-    if not _is_whole(length):
+    if not _are_whole([length]):
         raise ValueError(f"length of the axis to cut must be a whole number, not {length!r}")
     return length
 
